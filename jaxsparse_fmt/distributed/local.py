@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jaxsparse_fmt._types import pytree
 from jaxsparse_fmt.core import vector_passes
@@ -32,7 +33,9 @@ class Shards:
 
     def product(self, x: Array) -> Array:
         """The device's piece of A·x, from its piece of x [m] or [m, p]."""
-        return self._summed([A.matvec(v) for A, v in self._terms(x)])
+        (A, v), *beyond = self._terms(x)
+        y = A.matvec(v)
+        return self._summed([y, *(B.matvec(_after(y, h)) for B, h in beyond)])
 
     def product_dot(self, x: Array, w: Array) -> tuple[Array, vector_passes.Parts]:
         """The device's piece of A·x, and its summand of wᵀ·A·x in parts, for pieces of real vectors [m].
@@ -43,7 +46,7 @@ class Shards:
         y, own = A.matvec_dot(v, w)
         own = own.of if isinstance(own, vector_passes.Parts) else own[None]
         for B, h in beyond:
-            more = B.matvec(h)
+            more = B.matvec(_after(y, h))
             at_rows = w if self.boundary is None else w.at[self.boundary].get(mode="fill", fill_value=0)
             # As many sums as there are parts, each with a part as a term more: XLA makes them in one kernel.
             terms = jnp.pad(at_rows * more, (0, -more.shape[0] % own.shape[0])).reshape(own.shape[0], -1)
@@ -86,3 +89,8 @@ class Shards:
             entry = jnp.where(live, entry, jnp.iinfo(entry.dtype).max)
             out.append((jnp.where(live, row, n_rows), col + n_own * k, entry, value))
         return out
+
+
+def _after(y: Array, h: Array) -> Array:
+    """h, to be read once y is there: XLA would wait for the halo first where its buffers then take less memory."""
+    return lax.optimization_barrier((y, h))[1]

@@ -98,7 +98,7 @@ def without_waiting(text: str) -> set[int]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_product_with_its_own_columns_waits_for_no_message(kind, monkeypatch):
+def test_the_product_with_its_own_columns_waits_for_no_message_and_comes_first(kind, monkeypatch):
     """XLA on CPUs has no collectives that start and end; what can run between is what depends on none."""
     take(kind, monkeypatch)
     S = sp.csr_array(sp.kron(jsf.gallery.hpcg(4), jnp.ones((3, 3))))  # 24 rows a device, of up to 81 entries
@@ -106,5 +106,6 @@ def test_the_product_with_its_own_columns_waits_for_no_message(kind, monkeypatch
     for mode, waits in (("overlap", False), ("vector", True)):
         A = jsf.shard(S, MESH, format="ell", mode=mode, by=boxes)
         x = A.basis.enter(np.ones(192))
-        text = str(jax.jit(lambda A, x: A.in_basis @ x).lower(A, x).compile().as_text())
-        assert (24 not in without_waiting(text)) == waits
+        lowered = jax.jit(lambda A, x: A.in_basis @ x).lower(A, x)
+        assert (24 not in without_waiting(str(lowered.compile().as_text()))) == waits
+        assert ("optimization_barrier" in lowered.as_text()) != waits
