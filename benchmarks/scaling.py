@@ -1,4 +1,4 @@
-"""The scaling of cg over GPUs: weak, strong and irregular; multigrid.
+"""The scaling of cg over GPUs: weak, strong and irregular; products in a loop, refinement, multigrid.
 
     python -m benchmarks.scaling --devices 1,8 --json benchmarks/results/scaling.json
     XLA_FLAGS=--xla_force_host_platform_device_count=8 python -m benchmarks.scaling --small
@@ -16,6 +16,7 @@ import itertools
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -27,12 +28,13 @@ from jax.sharding import Mesh
 import jaxsparse_fmt as jsf
 from benchmarks import report
 from benchmarks.report import Row
-from benchmarks.solvers import seconds, seconds_per_step
+from benchmarks.solvers import seconds, seconds_per_step, taken
 from jaxsparse_fmt.distributed import row_partition
 from jaxsparse_fmt.distributed.common_format import MODES
-from solvers import Status, cg, precond
+from solvers import Status, cg, precond, refine
 
 FORMS = {"cg": False, "cg, one reduction": True}
+PIECE = 2**20  # rows that a thread makes at once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +61,7 @@ def stencil(extents: tuple[int, int, int], points: int, scaled: bool = True) -> 
     index = np.int32 if n + reach < 2**31 else np.int64
     scale = factor if scaled else np.ones_like
 
-    def rows_of(start: int, stop: int) -> scipy.sparse.csr_array:
+    def piece(start: int, stop: int) -> scipy.sparse.csr_array:
         row, low = np.arange(start, stop, dtype=index), max(start - reach, 0)
         of = scale(np.arange(low, min(stop + reach, n)), float)
         at = [row // stride % extent for stride, extent in zip(strides.astype(index), extents, strict=True)]
@@ -75,6 +77,13 @@ def stencil(extents: tuple[int, int, int], points: int, scaled: bool = True) -> 
         row_ptr = np.zeros(len(row) + 1, index if len(col) < 2**31 else np.int64)
         np.cumsum(lengths, out=row_ptr[1:])
         csr = scipy.sparse.csr_array((data, col, row_ptr), shape=(stop - start, n))
+        csr.has_canonical_format = True
+        return csr
+
+    def rows_of(start: int, stop: int) -> scipy.sparse.csr_array:
+        ends = [*(range(start, stop, PIECE) or [start]), stop]
+        with ThreadPoolExecutor() as pool:
+            csr = scipy.sparse.vstack(list(pool.map(piece, ends, ends[1:])), format="csr")
         csr.has_canonical_format = True
         return csr
 
@@ -111,6 +120,7 @@ class Bench:
     def __init__(self, counts: list[int], modes: list[str], small: bool):
         self.counts, self.modes, self.small = counts, modes, small
         self.devices = jax.devices()
+        self.poisson = functools.cache(self._poisson)  # for two sections
 
     def steps(self, problem_of: Callable[[int], Problem], is_weak: bool) -> Iterator[Row]:
         """A row for each number of devices, mode and form of cg, of the problem problem_of(devices)."""
@@ -125,6 +135,9 @@ class Bench:
                 b = jnp.asarray(np.random.default_rng(0).standard_normal(problem.n))
                 held = A.record.imbalance if count > 1 else None
                 for label, form in FORMS.items() if count > 1 else [("cg", False)]:
+                    start = time.perf_counter()
+                    jax.block_until_ready(taken(A, b, 1, form))
+                    first = time.perf_counter() - start
                     took, _ = seconds_per_step(A, b, 250, form)
                     alone = alone or took
                     work = 1 if is_weak else count
@@ -135,16 +148,16 @@ class Bench:
                         "nnz a device": int(held.nnz.max()) if held else A.nnz,
                         "GB a device": A.nbytes / count / 1e9, "exchange": A.shards.halo.kind if count > 1 else "-",
                         "µs a step": took * 1e6, "efficiency": alone / (work * took) if self.counts[0] == 1 else None,
-                        "set-up s": setup,
+                        "set-up s": setup, "first call s": first,
                     }  # fmt: skip
                 del A
 
     def weak(self) -> Iterator[Row]:
-        for plane, depth in [((12, 12), 4), ((8, 8), 8)] if self.small else [((512, 512), 64), ((200, 200), 200)]:
+        for plane, depth in [((12, 12), 4), ((8, 8), 8)] if self.small else [((200, 200), 200), ((512, 512), 64)]:
             yield from self.steps(lambda count, p=plane, d=depth: stencil((count * d, *p), 7), is_weak=True)
 
     def strong(self) -> Iterator[Row]:
-        cases = [(12, 7), (8, 27)] if self.small else [(256, 7), (256, 27)]
+        cases = [(12, 7), (8, 27)] if self.small else [(200, 27), (256, 7)]
         for n, points in cases:
             yield from self.steps(lambda _, n=n, points=points: stencil((n, n, n), points), is_weak=False)
 
@@ -157,6 +170,33 @@ class Bench:
         ):
             problem = irregular(name, make(*size))
             yield from self.steps(lambda _, problem=problem: problem, is_weak=False)
+
+    def _poisson(self, count: int) -> tuple[Any, jax.Array]:
+        """A 7-point matrix with the same work on every device, and a vector."""
+        edge = 6 if self.small else 200
+        A = on(stencil((count * edge, edge, edge), 7, scaled=False), self.devices[:count], "overlap")
+        return A, jnp.asarray(np.random.default_rng(0).standard_normal(A.shape[0]))
+
+    def products(self) -> Iterator[Row]:
+        first = None
+        for count in self.counts:
+            A, x = self.poisson(count)
+            few, many = (seconds(_multiplied, A, x, n)[0] for n in (50, 250))
+            took = (many - few) / 200
+            first = first or took
+            yield {"unknowns": A.shape[0], "devices": count, "µs a product": took * 1e6, "efficiency": first / took}
+
+    def refinement(self) -> Iterator[Row]:
+        first = None
+        for count in self.counts:
+            A, b = self.poisson(count)
+            wide, want = seconds(cg, A, b, rtol=1e-10)
+            narrow, got = seconds(refine, A, b, rtol=1e-10)
+            first = first or wide / narrow
+            yield {"unknowns": A.shape[0], "devices": count, "cg ms": wide * 1e3, "ms": narrow * 1e3} | {
+                "cg iterations": int(want.iterations), "iterations": int(got.iterations), "× cg": wide / narrow,
+                "of one device's": wide / narrow / first, "status": Status(int(got.status)).name,
+            }  # fmt: skip
 
     def multigrid(self) -> Iterator[Row]:
         edge, first = 8 if self.small else 128, None
@@ -174,6 +214,12 @@ class Bench:
             }  # fmt: skip
 
 
+@jax.jit
+def _multiplied(A: Any, x: jax.Array, times: int) -> jax.Array:
+    """x after so many products, each in the user's order."""
+    return jax.lax.fori_loop(0, times, lambda _, x: 0.1 * (A @ x), x)
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = report.arguments(__doc__)
     counts = lambda text: [int(part) for part in text.split(",")]  # noqa: E731
@@ -186,7 +232,7 @@ def main(argv: list[str] | None = None) -> int:
         if max(found) > there or min(found) < 1:
             parser.error(f"--devices {found}: JAX sees {there}")
         bench = Bench(sorted(found), args.modes, args.small)
-        made = (bench.weak, bench.strong, bench.irregular, bench.multigrid)
+        made = (bench.weak, bench.strong, bench.products, bench.refinement, bench.irregular, bench.multigrid)
         return report.provenance() | {"devices": str(there)}, [(f.__name__, f) for f in made]
 
     return report.run(__doc__, sections, argv, parser)

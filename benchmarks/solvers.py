@@ -71,14 +71,14 @@ def seconds_per_step(A: Any, b: jax.Array, steps: int, merged: bool) -> tuple[fl
     Raises:
       RuntimeError: a solve ends before.
     """
-    (few, _), (many, did) = (seconds(_taken, A, b, n, merged) for n in (steps // 5, steps))
+    (few, _), (many, did) = (seconds(taken, A, b, n, merged) for n in (steps // 5, steps))
     if int(did) != steps:
         raise RuntimeError(f"cg ends after {did} steps, not {steps}")
     return (many - few) / (steps - steps // 5), many
 
 
 @functools.partial(jax.jit, static_argnames="merged")
-def _taken(A: Any, b: jax.Array, steps: int, merged: bool) -> Any:
+def taken(A: Any, b: jax.Array, steps: int, merged: bool) -> Any:
     return cg(A, b, rtol=0.0, maxiter=steps, one_reduction=merged).iterations
 
 

@@ -43,9 +43,10 @@ def test_efficiencies_are_against_one_device_which_has_what_auto_takes(is_weak, 
 
 
 @pytest.mark.deep
-def test_multigrid_runs_on_several_devices(capsys):
-    assert len(jax.devices()) > 1 and scaling.main(["--small", "--only", "multigrid", "--devices", "1,2"]) == 0
-    assert capsys.readouterr().out.count("CONVERGED") == 2
+def test_unscaled_systems_run_on_several_devices(capsys):
+    sections = "products", "refinement", "multigrid"
+    assert len(jax.devices()) > 1 and scaling.main(["--small", "--only", *sections, "--devices", "1,2"]) == 0
+    assert capsys.readouterr().out.count("CONVERGED") == 4
 
 
 @pytest.mark.deep
