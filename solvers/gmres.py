@@ -90,7 +90,7 @@ def gmres(
     restart = min(arguments.int_at_least(restart, "restart", 1), n)
     vectors = (1 + bool(flexible)) * (restart + 1)
     arguments.check_free_memory(
-        vectors * sum(map(np.size, numbers)) * jnp.result_type(*numbers, jnp.float32).itemsize,
+        int(vectors * sum(map(np.size, numbers)) * jnp.result_type(*numbers, jnp.float32).itemsize * arguments.part(A)),
         f"restart={restart}: {vectors} vectors of {n} unknowns",
         "take a smaller restart, or bicgstab, which needs no more vectors with every step",
         functools.partial(arguments.memory.free, A, b),

@@ -37,6 +37,11 @@ def free(*given: Any) -> int | None:
     return of_host() if own.platform == "cpu" else None
 
 
+def is_own(device: Any) -> bool:
+    """Whether a device has a memory of its own, rather than the host's with all others."""
+    return "bytes_limit" in (device.memory_stats() or {})
+
+
 def of_host() -> int | None:
     """Free bytes of the host, by Linux and the limit of a container. None: unknown."""
     found = []

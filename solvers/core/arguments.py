@@ -191,6 +191,15 @@ def in_basis(A: Any) -> tuple[Any, Basis]:
     return getattr(A, "in_basis", A), getattr(A, "basis", IDENTITY)
 
 
+def part(A: Any) -> float:
+    """How much of a vector that A takes lies in the memory whose free bytes `memory.free` finds."""
+    basis: Any = getattr(A, "basis", IDENTITY)
+    if basis.devices == 1:
+        return 1.0
+    here = basis.over.mesh.local_devices
+    return (1 if memory.is_own(here[0]) else len(here)) / basis.devices
+
+
 def entered(M: Any, basis: Basis) -> Callable[[Array], Array]:
     """M between vectors that have entered the basis; permutes twice unless M has `entered`. None: the identity."""
     if M is None:

@@ -9,7 +9,7 @@ import scipy.sparse as sp
 from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxsparse_fmt as jsf
-from solvers import cg
+from solvers import cg, gmres
 from tests.distributed.problems import DEVICES, MESH, irregular
 from tests.distributed.test_matrix import S, X, close
 
@@ -117,3 +117,14 @@ def test_what_must_be_free_is_what_a_device_will_hold(reorder, monkeypatch):
     free = each - 1
     with pytest.raises(ValueError, match="use more devices"):
         jsf.shard(S, MESH, **options)
+
+
+def test_the_vectors_of_gmres_are_compared_with_what_a_device_holds_of_them(monkeypatch):
+    n = 40_000
+    A = jsf.shard(sp.eye_array(n, format="csr"), MESH)
+    with monkeypatch.context() as patched, pytest.raises(ValueError, match=r"take 1\.6 GB, and only 1 GB of memory"):
+        patched.setattr(type(MESH.devices.flat[0]), "memory_stats", lambda self: {"bytes_limit": 10**9})
+        gmres(A, np.ones(n), restart=n)
+    monkeypatch.setattr("jaxsparse_fmt.formats.memory.of_host", lambda: 10**9)  # which all devices share
+    with pytest.raises(ValueError, match=r"take 12\.8 GB, and only 1 GB of memory"):
+        gmres(A, np.ones(n), restart=n)
