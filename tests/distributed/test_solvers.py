@@ -1,6 +1,7 @@
 """The solvers on sharded matrices: unchanged, in the sharded basis, with as few collectives as they can do with."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -102,6 +103,28 @@ def test_several_columns_and_a_starting_point_and_a_preconditioner_in_the_users_
     sol = cg(on_mesh(S), S @ X, X + 1e-3, M=lambda r: r / d, rtol=1e-10)
     assert np.all(sol.success)
     np.testing.assert_allclose(sol.x, X, atol=1e-7)
+
+
+WAYS = ("A and M", "A and M in the basis", "M")
+
+
+@pytest.mark.parametrize(("case", "functions"), few(itertools.product(CASES, WAYS), 3), ids=str)
+def test_the_sums_of_a_users_functions_are_over_all_devices(case, functions):
+    """A = S + u·uᴴ, and M with a norm and an inner product in it: a device's own of either would change them."""
+    S, b = case.system()
+    u, d = 0.1 * np.sin(np.arange(b.size)), abs(S.diagonal()) + 1
+    B, dense = on_mesh(S), S.toarray()
+    inside, enter, leave = B, lambda v: v, lambda v: v
+    if "basis" in functions:
+        inside, enter, leave = B.in_basis, B.basis.enter, B.basis.leave
+    U, D = enter(u), jnp.maximum(enter(d), 1)  # places that stand for no unknown hold zeros
+    A, M = inside, lambda r: r / D * (1 + jnp.vdot(U, U)) / jnp.linalg.norm(U)
+    if "A" in functions:
+        A, dense = lambda v: inside @ v + U * jnp.vdot(U, v), dense + np.outer(u, u)
+    one = case.solver(dense, b, M=(1 + u @ u) / np.linalg.norm(u) / d, rtol=1e-10)
+    got = case.solver(A, enter(b), M=M, rtol=1e-10)
+    assert got.success and abs(got.iterations - one.iterations) <= 1 + one.iterations // 20
+    np.testing.assert_allclose(leave(got.x), one.x, rtol=0, atol=1e-7 * np.abs(one.x).max())
 
 
 def test_refinement_to_double_accuracy():
