@@ -39,7 +39,7 @@ def free(*given: Any) -> int | None:
 
 def is_own(device: Any) -> bool:
     """Whether a device has a memory of its own, rather than the host's with all others."""
-    return "bytes_limit" in (device.memory_stats() or {})
+    return device.platform != "cpu"
 
 
 def of_host() -> int | None:
