@@ -35,7 +35,10 @@ class Shards:
         """The device's piece of A·x, from its piece of x [m] or [m, p]."""
         (A, v), *beyond = self._terms(x)
         y = A.matvec(v)
-        return self._summed([y, *(B.matvec(_after(y, h)) for B, h in beyond)])
+        for B, h in beyond:
+            y, h = _in_turn(y, h)
+            y = self._summed(y, B.matvec(h))
+        return y
 
     def product_dot(self, x: Array, w: Array) -> tuple[Array, vector_passes.Parts]:
         """The device's piece of A·x, and its summand of wᵀ·A·x in parts, for pieces of real vectors [m].
@@ -46,12 +49,13 @@ class Shards:
         y, own = A.matvec_dot(v, w)
         own = own.of if isinstance(own, vector_passes.Parts) else own[None]
         for B, h in beyond:
-            more = B.matvec(_after(y, h))
+            y, h = _in_turn(y, h)
+            more = B.matvec(h)
             at_rows = w if self.boundary is None else w.at[self.boundary].get(mode="fill", fill_value=0)
             # As many sums as there are parts, each with a part as a term more: XLA makes them in one kernel.
             terms = jnp.pad(at_rows * more, (0, -more.shape[0] % own.shape[0])).reshape(own.shape[0], -1)
             own = jnp.sum(terms + jnp.pad(own[:, None], ((0, 0), (0, terms.shape[1] - 1))), axis=1)
-            y = self._summed([y, more])
+            y = self._summed(y, more)
         return y, vector_passes.Parts(own)
 
     def _terms(self, x: Array) -> list[tuple[SparseMatrix, Array]]:
@@ -62,11 +66,8 @@ class Shards:
         local, beyond = self.blocks
         return [(local, x), (beyond, h)]
 
-    def _summed(self, products: list[Array]) -> Array:
+    def _summed(self, y: Array, more: Array) -> Array:
         """The sum of the blocks' products."""
-        if len(products) == 1:
-            return products[0]
-        y, more = products
         if self.boundary is None:
             return y + more
         return y.at[self.boundary].add(more, mode="drop", unique_indices=True, indices_are_sorted=True)
@@ -91,6 +92,9 @@ class Shards:
         return out
 
 
-def _after(y: Array, h: Array) -> Array:
-    """h, to be read once y is there: XLA would wait for the halo first where its buffers then take less memory."""
-    return lax.optimization_barrier((y, h))[1]
+def _in_turn(y: Array, h: Array) -> tuple[Array, Array]:
+    """y and h, to be read once y is there: XLA would wait for the halo first where its buffers then take less memory.
+
+    Both are to be used: the transpose of a barrier gives to one that is not a zero that vmap does not know.
+    """
+    return lax.optimization_barrier((y, h))
