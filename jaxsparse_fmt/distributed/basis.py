@@ -28,7 +28,7 @@ from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from jaxsparse_fmt.distributed import even_blocks, halo
 from jaxsparse_fmt.distributed.delivery import needed
 from jaxsparse_fmt.distributed.distribution import Distribution, placing_mesh
-from jaxsparse_fmt.distributed.halo import Exchange, exchange, returned
+from jaxsparse_fmt.distributed.halo import Exchange, exchange
 from jaxsparse_fmt.distributed.processes import agree, everyones
 
 Array = jax.Array
@@ -91,9 +91,9 @@ class Route:
         return jnp.concatenate([x, exchange(x, self.how)]).at[self.slots].get(mode="fill", fill_value=0)
 
     def block(self, y: Array, m: int) -> Array:
-        """This device's even block [m, ...], from its piece."""
-        out = jnp.zeros((m + self.how.width, *y.shape[1:]), y.dtype).at[self.slots].add(y, mode="drop")
-        return out[:m] + returned(out[m:], self.how, m)
+        """This device's even block [m, ...], from its piece: the transpose of `piece`."""
+        x = mesh_axes.varying(jnp.zeros((m, *y.shape[1:]), y.dtype), y)
+        return jax.linear_transpose(self.piece, x)(y)[0]
 
 
 @pytree

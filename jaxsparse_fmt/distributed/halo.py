@@ -27,7 +27,6 @@ import numpy as np
 from jax import lax
 
 from jaxsparse_fmt._types import pytree, readable_bytes
-from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.distributed.delivery import by_owner, delivered
 from jaxsparse_fmt.distributed.distribution import Distribution
 from jaxsparse_fmt.distributed.processes import everyones
@@ -83,12 +82,6 @@ def exchange(x: Array, how: Exchange) -> Array:
         return lax.all_to_all(sent, how.axis, 0, 0, tiled=True)
     lists = jnp.split(sent, np.cumsum(how.sizes)[:-1].tolist())
     return jnp.concatenate([lax.ppermute(a, how.axis, pairs) for a, pairs in zip(lists, how.pairs, strict=True)])
-
-
-def returned(h: Array, how: Exchange, n: int) -> Array:
-    """The transpose of `exchange`: a device's piece [n] or [n, p] of the sum of what the others return."""
-    x = mesh_axes.varying(jnp.zeros((n, *h.shape[1:]), h.dtype), h)
-    return jax.linear_transpose(lambda x: exchange(x, how), x)(h)[0]
 
 
 @dataclasses.dataclass(frozen=True)
