@@ -8,7 +8,8 @@ cross-platform sparse matrix-vector multiplication", ICS 2015).
                           lane_row      [0 -3]                        [n_tiles·lanes] int32
                           hops          [1]                           [n_tiles] int32
 
-Tiles of `lanes` × `entries` places, stored entry by entry; every lane takes the next `entries` of CSR's order. A mark
+Tiles of `lanes` × `entries` places, stored entry by entry; every lane takes the next `entries` of CSR's order, or
+eight lanes that hold one row take its next entries in turn, so that they read neighbours of x together. A mark
 in the highest bit of an index, ' here, ends a row; a row without entries has one place, for its mark. The second lane
 takes 4 and 5, and so begins in row 2, which began in an earlier lane: hence −1 − 2 in `lane_row`, and one hop.
 

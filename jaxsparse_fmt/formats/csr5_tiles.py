@@ -11,7 +11,7 @@ from jaxsparse_fmt._types import Csr, CsrArrays, index_dtype, pytree
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.kernels.backends.tuning import LAUNCH
 from jaxsparse_fmt.kernels.layout.address import expand_ptr, take
-from jaxsparse_fmt.kernels.layout.tiles import MARK, NARROW_PADDING, WIDE_MARK
+from jaxsparse_fmt.kernels.layout.tiles import MARK, NARROW_PADDING, WIDE_MARK, in_turn
 
 LANES, ENTRIES = (128, 256, 512, 1024), (8, 16, 32, 64, 128)
 CUT = 32  # a row continues in pieces beyond this part of a tile
@@ -198,6 +198,8 @@ def _dealt(xp: Any, csr: Csr, segments: Segments, n_tiles: int, shape: tuple[int
     inside = s < end[:, None]
     s = xp.minimum(s, total - 1)
     row = row_of[s]
+    by_lane = (n_tiles, lanes, depth)
+    s = in_turn(xp, s.reshape(by_lane), row.reshape(by_lane)).reshape(s.shape)
     entry = inside & real[row]
     at = xp.where(entry, source[row] + (s - start[row]), 0)
     turned = lambda a: xp.swapaxes(a.reshape(n_tiles, lanes, depth), 1, 2).reshape(-1)  # noqa: E731

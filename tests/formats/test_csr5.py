@@ -49,6 +49,7 @@ MATRICES = {
     "a short last row": of_lengths([9] * 113 + [2]),
     "one tile to the last place": of_lengths([1] * 1024),
     "hardly any entries": of_lengths([0] * 3000 + [1]),
+    "two rows in eight lanes, then one": of_lengths([3, 61, 64, 2]),
 }
 
 
@@ -97,6 +98,12 @@ def test_host_and_device_convert_alike(name, hot):
     csr = there.csr_arrays()
     got = build(csr, "csr5", Target(there.dtype), tile_shape=TILE, hot=hot)
     assert_same_storage(got, made(name, hot=hot))
+
+
+def test_eight_lanes_that_hold_one_row_read_neighbours_of_x_together():
+    col = np.asarray(made("two rows in eight lanes, then one").entries()[1]).reshape(8, 128)
+    np.testing.assert_array_equal(col[:, 1], np.arange(5, 13))  # a lane the next eight entries, as everywhere else
+    np.testing.assert_array_equal(col[:, 8:16], np.arange(64).reshape(8, 8))
 
 
 @pytest.mark.parametrize(("span", "fits"), [(0, True), (32_766, True), (32_767, False)])

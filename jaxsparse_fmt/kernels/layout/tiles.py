@@ -1,7 +1,8 @@
 """The tiles of CSR5: storage in which every lane has as many entries, whatever rows they belong to.
 
 A tile is `entries` × `lanes` places, stored entry by entry, so that loads coalesce. Each of its lanes holds the next
-`entries` entries of the tile's rows in CSR's order. A lane writes a sum where the index of an entry has a mark:
+`entries` entries of the tile's rows in CSR's order; where eight lanes hold one row, they take its entries in turn. A
+lane writes a sum where the index of an entry has a mark:
 
     lane_row      [n_tiles·lanes] int32, the row of a lane's first entry; −1 − row where it began in a lane before
     hops          [n_tiles] int32, the most lanes over which a row continues after the lane in which it begins
@@ -21,6 +22,7 @@ from jaxsparse_fmt.kernels.layout.address import Arrays, take, when_run
 
 MARK, NARROW_PADDING = 0x8000, 0x7FFF  # of a delta
 WIDE_MARK, COLUMN = -(2**31), 2**31 - 1  # of a column
+IN_TURN = 8  # lanes that take the entries of a row in turn
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +73,7 @@ class Tiles:
         row, is_first = row.reshape(-1), is_first.reshape(-1)
         index = index_dtype(self.n_stored)
         at = jnp.arange(self.n_stored, dtype=index).reshape(self.n_tiles, self.lanes, self.entries)
-        at = jnp.swapaxes(at, 1, 2).reshape(-1)
+        at = jnp.swapaxes(in_turn(jnp, at, jnp.swapaxes(row.reshape(shape), 1, 2)), 1, 2).reshape(-1)
         live = col < n_cols
         begin = jnp.zeros(n_rows, index).at[jnp.where(live & is_first, row, n_rows)]
         begin = begin.set(at, mode="drop", unique_indices=True)  # of each row; atomics for every place would cost more
@@ -99,6 +101,23 @@ class Tiles:
 
         own = tile.astype(address) * size
         return narrow if "marked_delta" in index else wide
+
+
+def in_turn(xp: Any, at: Any, row: Any) -> Any:
+    """`at`, which entry each place takes, with `IN_TURN` lanes in turn wherever they hold one row and no padding.
+
+    Such lanes read neighbours of x together: where rows are dense, far fewer lines of the L1 cache.
+
+    Args:
+      at, row: [n_tiles, lanes, entries] in the order of the entries; `at` stays at one entry in padding.
+    """
+    n_tiles, lanes, entries = shape = at.shape
+    group = min(IN_TURN, lanes)
+    at, row = (a.reshape(n_tiles, -1, group, entries) for a in (at, row))
+    first, last = at[..., :1, :1], at[..., -1:, -1:]
+    whole = (row[..., :1, :1] == row[..., -1:, -1:]) & (last - first == group * entries - 1)
+    turn = xp.arange(entries) * group + xp.arange(group)[:, None]
+    return xp.where(whole, first + turn.astype(at.dtype), at).reshape(shape)
 
 
 def _before(flags: Array) -> Array:
