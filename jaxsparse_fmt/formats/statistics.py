@@ -26,6 +26,7 @@ from jaxsparse_fmt.kernels.layout.columns import Blocked, Diagonal
 ENTRIES = 2**16  # about as many as a count samples
 TABLE = 8  # the most possible diagonals for each entry with which a table over all diagonals is made
 BLOCK = 2**13  # rows that a pass over all entries takes at a time
+GOLDEN = (5**0.5 - 1) / 2
 LEAST_WINDOWS, MOST_ENTRIES = 4, 2**21  # windows that are always sampled, or fewer if they have more entries than this
 
 
@@ -82,9 +83,12 @@ def sample(csr: Csr, window: int) -> Sample:
     if taken >= n_windows:
         rows, scale = np.arange(n_rows), 1.0
     else:
-        windows = (np.arange(taken) * 2 + 1) * n_windows // (2 * taken)
+        # One in each of `taken` equal parts, at a place that the golden ratio scatters: at equal distances all windows
+        # might begin a plane of a grid.
+        part = np.arange(taken)
+        windows = np.unique(((part + (part + 1) * GOLDEN % 1) * (n_windows / taken)).astype(np.int64))
         rows = (windows[:, None] * window + np.arange(window)).reshape(-1)
-        rows, scale = rows[rows < n_rows], n_windows / taken
+        rows, scale = rows[rows < n_rows], n_windows / windows.size
     first, lengths, col = building.entries_of(csr, rows)
     number = np.repeat(np.arange(rows.size), lengths)
     j = np.arange(number.size) - np.repeat(np.cumsum(lengths) - lengths, lengths)

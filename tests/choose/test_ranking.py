@@ -14,7 +14,7 @@ import jaxsparse_fmt as jsf
 from benchmarks import suite
 from jaxsparse_fmt._types import Target
 from jaxsparse_fmt.choose import ranking
-from jaxsparse_fmt.formats import statistics
+from jaxsparse_fmt.formats import footprint, statistics
 from jaxsparse_fmt.kernels.backends import selection
 from tests.formats.test_memory import arrow
 from tests.marks import few
@@ -98,7 +98,7 @@ def test_a_choice_that_turns_out_much_larger_than_it_looked_does_not_stand():
     """A row that is not symmetric spoils every pair of diagonals; here one that the sample does not see."""
     S = large("7-point").copy()
     looked_at = np.zeros(S.shape[0], bool)
-    looked_at[statistics.sample(S, 1).rows] = True
+    looked_at[statistics.sample(S, footprint.WINDOW).rows] = True
     row = int(np.flatnonzero((S != 0) @ looked_at == 0)[0])  # nor those that it has entries in common with
     entries = slice(*S.indptr[row : row + 2])
     S.data[entries] = np.where(S.indices[entries] == row, 6.0, -0.5)
@@ -106,6 +106,15 @@ def test_a_choice_that_turns_out_much_larger_than_it_looked_does_not_stand():
     assert choices[0].format == "dia" and "mirrored" in choices[0].reason
     A, choice = ranking.store(choices, S, Target(np.dtype(np.float64)))
     assert A.name == choice.format and "mirrored" not in choice.reason
+
+
+def test_slices_at_equal_distances_do_not_stand_for_all():
+    """Every tenth slice has half of the diagonals, as slices have that begin a plane of a grid."""
+    row, k = np.divmod(np.arange(140 * 128 * 73), 73)
+    kept = (row // 128 % 10 > 0) | (k < 36)
+    S = sp.csr_array((np.ones(kept.sum()), (row[kept], row[kept] + 50 * k[kept])))
+    choice = of("hdia", ranking.rank(S, platform="gpu"))
+    assert choice.nbytes == pytest.approx(jsf.from_scipy(S, "hdia").nbytes_read, rel=0.15)
 
 
 @pytest.mark.parametrize("name", ["power law", "dense rows"])
