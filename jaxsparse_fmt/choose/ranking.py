@@ -22,9 +22,10 @@ from jaxsparse_fmt.kernels.backends import selection
 from jaxsparse_fmt.kernels.cpu.abi import FLOATS
 from jaxsparse_fmt.models import traffic
 
-# Bytes a second of a plain copy, read and written: an H200 (2026-11-21_spmv_h200.md in benchmarks/results), and two
-# cores of a server CPU on 2026-11-20.
+# Bytes a second of a plain copy, read and written: an H200 (2026-11-21_spmv_h200.md in benchmarks/results), for which
+# any GPU counts that `CARDS` does not name, an H100 (2026-11-26_suite_h100.md), and two cores of a server CPU.
 COPY = {"gpu": 4.102e12, "cpu": 28e9}
+CARDS = {"NVIDIA H100 80GB HBM3": 2.97e12}
 
 # GPU: the fraction of the copy's speed at which a dialect moves a format's bytes, from 2026-11-21_spmv_h200.md, in
 # matrices that are much larger than the caches: (values of 4 bytes, of 8), with rows of 7 entries, and with rows of 81.
@@ -65,9 +66,12 @@ NARROW = {"triton": 0.82, "mosaic": 0.76}  # times that, for values of 2 bytes: 
 LONG_ROWS = 24  # entries, halfway between 7 and 81 in powers
 LAUNCH_SECONDS = 2e-6  # s of a kernel that does nothing: cg at 4,096 unknowns, 2026-11-24_solvers_h200.md
 # Fitted to 350 times of the standard suite on an H200: seconds that an entry takes whose x is in no L1 cache, and at
-# most; the fraction of misses that the tables' matrices have; and a hop of a tile.
-MISS, MOST_MISS, USUAL, HOP = 7.0e-12, 5.8e-12, 0.1, 0.7e-9
+# most; and the fraction of misses that the tables' matrices have.
+MISS, MOST_MISS, USUAL = 7.0e-12, 5.8e-12, 0.1
 L2 = 5.7e12  # bytes/s through the L2, for which csr5 waits too: 0.9 to 1.4 of what the standard suite measured
+# csr5, fitted to either half of both suites, on an H100 and an H200: seconds that a hop of a tile takes beside the
+# memory; and how often memory moves a sum that is written by itself.
+HOP, REWRITTEN = 1.0e-9, 2.5
 TAIL = 2.0  # times the time of their bytes that sums of pieces take: few for a row, and each row is summed by itself
 # An index from memory and then x from the L2 cache take 740 cycles on an H100 (Luo et al., Benchmarking and dissecting
 # the Nvidia Hopper GPU architecture, 2024), and more under load.
@@ -101,8 +105,8 @@ class Choice:
       moved: bytes that a product moves, vectors included and counted once, and a copy of x where it makes one.
       cost: bytes that a plain copy moves in the time that the product should take; the ranking's key.
       reason: why, in words.
-      seconds: what the product should take on the machine of the tables, an H200 or two CPU cores. x is read as if it
-        stayed in cache; columns far apart take longer, in all formats alike.
+      seconds: what the product should take on the machine of the tables, an H100, an H200 or two CPU cores. x is read
+        as if it stayed in cache; columns far apart take longer, in all formats alike.
       unread: bytes of values that are stored beside `nbytes` ("dia").
     """
 
@@ -125,7 +129,8 @@ def rank(S: Any, dtype: Any = None, platform: str | None = None, backend: str = 
       S: scipy.sparse matrix or array, or a matrix of ours, whose own backend and device are taken where `backend`
         is "auto" and `platform` is None.
       dtype: of the stored values; None takes S's.
-      platform: "cpu" or "gpu"; None is that of the device where JAX puts arrays, which `jax.default_device` sets.
+      platform: "cpu" or "gpu"; None is that of the device where JAX puts arrays, which `jax.default_device` sets. Of
+        GPUs an H100 and an H200 are known; any other counts as an H200, and so does "gpu" where no GPU is.
       backend: as in `from_scipy`. What runs as plain XLA on a GPU is ranked as on a CPU without Numba.
 
     Returns:
@@ -156,7 +161,8 @@ def rank(S: Any, dtype: Any = None, platform: str | None = None, backend: str = 
     formats = [name for name in FORMATS if kernels != "numba" or name in NATIVE]
     pattern = PatternCounts(csr, dtype, platform, keeps)
     kept = [s for s in storages(pattern, formats) if kernels != "numba" or not _by_bits(s, pattern)]
-    choices = [_choice(s, csr, dtype.itemsize, kernels) for s in kept]
+    copy = CARDS.get(device.device_kind, COPY[platform]) if platform == "gpu" else COPY[platform]
+    choices = [_choice(s, csr, dtype.itemsize, kernels, copy) for s in kept]
     return sorted(choices, key=lambda c: c.cost)
 
 
@@ -242,15 +248,15 @@ def store(choices: list[Choice], csr: Csr, target: Target) -> tuple[SparseMatrix
     return build(csr, last.format, target, **last.layout), last
 
 
-def _choice(s: Storage, csr: Csr, itemsize: int, kernels: str | None) -> Choice:
+def _choice(s: Storage, csr: Csr, itemsize: int, kernels: str | None, copy: float) -> Choice:
+    """copy: bytes a second of a plain copy."""
     moved = traffic.bytes_moved(s.nbytes, csr.shape, itemsize) + 2 * s.copied * itemsize
-    copy = COPY["gpu" if kernels in EFFICIENCY else "cpu"]
     if kernels is None:
         seconds = _seconds_of_xla(s, csr, itemsize)
     elif kernels == "numba":
         seconds = moved / (NATIVE[s.format] * copy)
     else:
-        seconds = _seconds_on_gpu(s, moved, csr, itemsize, kernels)
+        seconds = _seconds_on_gpu(s, moved, csr, itemsize, kernels, copy)
     words = list(s.words)
     if s.cut:
         words += [f"{s.cut} rows cut"]
@@ -260,19 +266,19 @@ def _choice(s: Storage, csr: Csr, itemsize: int, kernels: str | None) -> Choice:
     return Choice(s.format, s.layout, s.nbytes, moved, seconds * copy, reason, seconds, s.unread)
 
 
-def _seconds_on_gpu(s: Storage, moved: int, csr: Csr, itemsize: int, kernels: str) -> float:
-    read = moved + IDLE * s.idle * (itemsize + 4)
-    streamed = read / _rate(kernels, s.rate or s.format, csr.nnz, csr.shape[0], itemsize)
+def _seconds_on_gpu(s: Storage, moved: int, csr: Csr, itemsize: int, kernels: str, copy: float) -> float:
+    memory = moved + IDLE * s.idle * (itemsize + 4) + (REWRITTEN - 1) * s.written * itemsize
+    streamed = memory / copy / _efficiency(kernels, s.rate or s.format, csr.nnz, csr.shape[0], itemsize)
     if s.format == "csr5":
         through_l2 = (moved + SECTOR * (s.misses * csr.nnz + s.written)) / L2
-        streamed = _beside(streamed, through_l2) + s.hops * HOP
+        streamed = _beside(streamed, through_l2 + s.hops * HOP)
     else:
         streamed += csr.nnz * min(max(s.misses - USUAL, 0) * MISS, MOST_MISS)
     waited = s.trips * LATENCY
     seconds = LAUNCH_SECONDS * (2 if s.copied else 1) + _beside(streamed, waited)
     if s.cut:
         sums = 2 * (s.cut + s.pieces) * itemsize
-        seconds += LAUNCH_SECONDS + TAIL * sums / _rate(kernels, "csr", 0, 1, itemsize)
+        seconds += LAUNCH_SECONDS + TAIL * sums / copy / _efficiency(kernels, "csr", 0, 1, itemsize)
     return seconds
 
 
@@ -281,10 +287,10 @@ def _beside(a: float, b: float) -> float:
     return max(a, b) + OVERLAP * min(a, b)
 
 
-def _rate(kernels: str, name: str, nnz: int, n_rows: int, itemsize: int) -> float:
-    """Bytes a second of rows of mean length nnz / n_rows."""
+def _efficiency(kernels: str, name: str, nnz: int, n_rows: int, itemsize: int) -> float:
+    """The fraction of a copy's speed for rows of mean length nnz / n_rows."""
     efficiency = EFFICIENCY[kernels][name][nnz >= LONG_ROWS * n_rows][itemsize > 4]
-    return efficiency * (NARROW[kernels] if itemsize == 2 else 1.0) * COPY["gpu"]
+    return efficiency * (NARROW[kernels] if itemsize == 2 else 1.0)
 
 
 def _by_bits(s: Storage, pattern: PatternCounts) -> bool:

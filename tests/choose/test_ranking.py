@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import types
 
 import jax
 import numpy as np
@@ -115,6 +116,16 @@ def test_slices_at_equal_distances_do_not_stand_for_all():
     S = sp.csr_array((np.ones(kept.sum()), (row[kept], row[kept] + 50 * k[kept])))
     choice = of("hdia", ranking.rank(S, platform="gpu"))
     assert choice.nbytes == pytest.approx(jsf.from_scipy(S, "hdia").nbytes_read, rel=0.15)
+
+
+def test_an_h100_is_ranked_by_its_own_memory(monkeypatch):
+    """It is slower than an H200's, which any other GPU counts as: bytes weigh more, and no format is faster."""
+    S, seconds = large("blocks"), {}
+    for kind in ("NVIDIA H100 80GB HBM3", "NVIDIA H200", "another"):
+        monkeypatch.setattr(ranking.memory, "device", lambda _, kind=kind: types.SimpleNamespace(device_kind=kind))
+        seconds[kind] = {str(c.layout): c.seconds for c in ranking.rank(S, platform="gpu")}
+    assert seconds["NVIDIA H200"] == seconds["another"]
+    assert all(seconds["another"][name] < of_h100 for name, of_h100 in seconds["NVIDIA H100 80GB HBM3"].items())
 
 
 @pytest.mark.parametrize("name", ["power law", "dense rows"])

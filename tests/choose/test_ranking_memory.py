@@ -104,7 +104,7 @@ def test_a_matrix_of_ours_is_ranked_for_its_backend_and_its_device(monkeypatch):
     assert ranking.rank(A, backend="xla") == ranking.rank(S, backend="xla") != ranking.rank(S)
 
     class Gpu:
-        platform, client = "gpu", types.SimpleNamespace(platform_version="cuda 13")
+        platform, device_kind, client = "gpu", "NVIDIA H200", types.SimpleNamespace(platform_version="cuda 13")
 
     A = jsf.from_scipy(S, "csr")
     monkeypatch.setattr(
@@ -119,7 +119,7 @@ def test_a_matrix_of_ours_is_ranked_for_its_backend_and_its_device(monkeypatch):
 def test_an_accelerator_chooses_and_converts_what_lies_there(S, transpose, monkeypatch):
     """Nothing but samples and counts comes to the host; the choice and the storage are the host's."""
     platform, client = "gpu", types.SimpleNamespace(platform_version="cuda 13")
-    gpu = types.SimpleNamespace(platform=platform, client=client, memory_stats=lambda: None)
+    gpu = types.SimpleNamespace(platform=platform, device_kind="NVIDIA H200", client=client, memory_stats=lambda: None)
     monkeypatch.setattr(memory, "device", lambda *_: gpu)
     expected = jsf.from_scipy(S, transpose=transpose)
     monkeypatch.setattr(building, "FEW", 0)
