@@ -135,16 +135,16 @@ def run(
 ) -> int:
     """Makes the rows of each section, writes everything after every row, and prints it; the exit code 0."""
     parser = parser or arguments(doc)
-    parser.add_argument("--only", nargs="+", help="names of sections; default: all")
+    parser.add_argument("--only", nargs="+", help="names of sections, in their order; default: all")
     args = parser.parse_args(argv)
     jax.config.update("jax_enable_x64", True)
     header, made = sections(args)
-    lines, rows = [line(header)], []
-    for name, rows_of in made:
-        if args.only and name not in args.only:
-            continue
+    lines, rows, of = [line(header)], [], dict(made)
+    if unknown := set(args.only or ()) - set(of):
+        parser.error(f"--only {sorted(unknown)}: the sections are {', '.join(of)}")
+    for name in args.only or of:
         found: list[Row] = []
-        for row in rows_of():
+        for row in of[name]():
             found.append(row)
             rows.append({"section": name} | row)
             log(f"{name} {row}")

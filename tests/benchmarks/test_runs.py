@@ -53,4 +53,4 @@ def test_unscaled_systems_run_on_several_devices(capsys):
 def test_every_stage_has_a_first_and_a_later_time(tmp_path):
     assert device.main(["--small", "--only", "conversions", "algebra", "--json", str(tmp_path / "out.json")]) == 0
     rows = json.loads((tmp_path / "out.json").read_text())["rows"]
-    assert len(rows) == 8 and all(row["first s"] > 0 and row["again ms"] > 0 for row in rows)
+    assert len(rows) == 9 and all(row["first s"] > 0 and row["again ms"] > 0 for row in rows)
