@@ -18,6 +18,7 @@ import numpy as np
 from jax import lax
 
 from jaxsparse_fmt._types import Csr, index_dtype
+from jaxsparse_fmt.core.kept import Kept
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.merging import prefix_length
 from jaxsparse_fmt.kernels.layout.address import take
@@ -216,17 +217,24 @@ def occupied(csr: Csr, longest: int = 0) -> np.ndarray:
     Args:
       longest: the entries of the longest row, or more; for a matrix on a device.
     """
-    if building.namespace(csr.data) is jnp:
-        octets = np.asarray(_marked(csr, longest)) if csr.nnz else np.zeros(0, np.uint8)
-        some = np.flatnonzero(octets.view(np.uint64))  # eight at a time, since most are 0
-        eight, bit = np.nonzero(np.unpackbits(octets.reshape(-1, 8)[some], axis=1, bitorder="little"))
-        return 64 * some[eight] + bit
+    if building.namespace(csr.data) is jnp:  # the choice of a format asks, and then the conversion
+        return _kept.get("occupied", [csr.indices, csr.indptr], lambda: _occupied_on_device(csr, longest))
     if not fits_table(csr):
         return np.unique(np.concatenate([diagonal for _, diagonal in by_rows(csr)]))
     present = np.zeros(sum(csr.shape), bool)
     for _, diagonal in by_rows(csr):
         present[diagonal] = True
     return np.flatnonzero(present)
+
+
+def _occupied_on_device(csr: Csr, longest: int) -> np.ndarray:
+    octets = np.asarray(_marked(csr, longest)) if csr.nnz else np.zeros(0, np.uint8)
+    some = np.flatnonzero(octets.view(np.uint64))  # eight at a time, since most are 0
+    eight, bit = np.nonzero(np.unpackbits(octets.reshape(-1, 8)[some], axis=1, bitorder="little"))
+    return 64 * some[eight] + bit
+
+
+_kept = Kept(8)
 
 
 @functools.partial(jax.jit, static_argnums=1)
