@@ -57,7 +57,7 @@ class Crossing:
         return Crossing(self.own.T, self.over, not self.down)
 
     def __matmul__(self, v: Array) -> Array:
-        over, piece, whole = self.over, PartitionSpec(self.over.axis), PartitionSpec()
+        over, piece, whole = self.over, PartitionSpec(self.over.axis), PartitionSpec(None)
 
         def product(own: Any, v: Array) -> Array:
             y = jax.tree.map(lambda a: a[0], own) @ v
@@ -66,7 +66,8 @@ class Crossing:
         if over.is_manual:
             return product(self.own, v)
         given, out = (piece, whole) if self.down else (whole, piece)
-        return over.by_xla(over.mapped(product, (piece, given), out), (self.own, v), mesh_axes.spec_like(v, *out))
+        mapped = lambda *a: over.mapped(product, (piece, given), out)(*a)  # noqa: E731
+        return over.by_xla(mapped, (self.own, v), mesh_axes.spec_like(v, *out))
 
     def _partition(self, axis: Any) -> Any:
         return PartitionSpec(axis) if self.over.axis == axis else None

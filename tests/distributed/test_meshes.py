@@ -121,8 +121,10 @@ def test_solves_and_their_gradients_lie_as_the_right_hand_side_does(made):
 def test_preconditioners_inside_set_mesh(make):
     mesh = MESHES["explicit"]
     with jax.set_mesh(mesh):
-        B = shard(mesh)
-        sol = cg(B, placed(mesh, X[:, 0], "rows"), M=make(B), rtol=1e-12)
+        B, b = shard(mesh), placed(mesh, X[:, 0], "rows")
+        M = make(B)
+        sol = cg(B, b, M=M, rtol=1e-12)
+        assert (M @ b).shape == b.shape
     close(sol.x, np.linalg.solve(D, X[:, 0]), 1e-8)
 
 
