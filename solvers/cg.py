@@ -80,8 +80,9 @@ def cg(
         for a matrix over several devices.
       progress: called as progress(iterations, residual_norm) about every 16 iterations. Outside jit a solve with a
         callback or progress returns after the last call, and compiles for a new function.
-      check_every: iterations between checks, at most 1000; None takes 1 on a CPU and 10 or 40 on a GPU, where a check
-        waits for a copy to the host. The number changes neither the answer nor the reported iterations.
+      check_every: iterations between checks, at most 1000; None takes 1 on a CPU, and on a GPU, where a check waits for
+        a copy to the host, 10 or 40, or fewer with an M of many arrays, such as `precond.multigrid`. The number changes
+        neither the answer nor the reported iterations.
       adjoint: how derivatives are computed: an `Adjoint`, with a tolerance, maxiter and report of its own; or
         "unrolled", which takes at most maxiter steps and differentiates them, for example to train an M: then x and
         residual_norm have derivatives with respect to A, b, x0 and M, and reverse mode stores the vectors of maxiter

@@ -22,7 +22,7 @@ P = ParamSpec("P")
 Result = TypeVar("Result", bound=Solution)
 
 # Steps between two checks of the stopping rule. On a GPU a check waits some 30 µs for the host; half of the steps
-# between two checks are wasted at the end, on average.
+# between two checks are wasted at the end, on average, and in a refinement wherever it computes the true residual.
 STEPS_PER_CHECK = {"cpu": 1}
 STEPS_PER_CHECK_DEFAULT = 10
 STEPS_PER_CHECK_SMALL, SMALL = 40, 250_000  # unknowns, whose steps take less than 10 µs
@@ -169,8 +169,10 @@ def settled(settings: Any, given: Any, n: int, most: int, drop: float = 0.0) -> 
       given: A and b; the solve runs where they lie.
       n, most: unknowns, and the iterations that a maxiter of None allows.
     """
-    values = [settings[k] for k in CHECKED]
-    context = arguments.memory.device(given).platform, jax.dtypes.canonicalize_dtype(float), _in_preconditioner.get()
+    values, M = [settings[k] for k in CHECKED], settings["M"]
+    arrays = 0 if arguments.is_function(M) else len(jax.tree.leaves(M))
+    steps = steps_per_check(n, arguments.memory.device(given).platform, arrays, drop > 0)
+    context = steps, jax.dtypes.canonicalize_dtype(float), _in_preconditioner.get()
     # A number of norms is checked against the free memory each time.
     is_plain = all(type(v) in PLAIN for v in (*values, drop)) and type(settings["history"]) is not int
     return (_settled_once if is_plain else _settled)(context, n, most, drop, *values)
@@ -180,8 +182,8 @@ def _settled(context: Any, n: int, most: int, drop: float, *values: Any) -> tupl
     """As `settled`, for the values of CHECKED.
 
     Args:
-      context: what the result depends on beside the values: the platform, JAX's type of a float, and whether a
-        preconditioner is being traced.
+      context: what the result depends on beside the values: the steps between two checks, JAX's type of a float, and
+        whether a preconditioner is being traced.
     """
     rtol, atol, maxiter, history, every, callback, progress, adjoint = values
     most = min(most, 2**31 - 1)
@@ -189,7 +191,7 @@ def _settled(context: Any, n: int, most: int, drop: float, *values: Any) -> tupl
     known = None if isinstance(limit, Tracer) else int(limit)
     options = Options(
         arguments.history_length(history, known, MAX_HISTORY),
-        steps_per_check(n, context[0]) if every is None else arguments.int_at_least(every, "check_every", 1),
+        context[0] if every is None else arguments.int_at_least(every, "check_every", 1),
         arguments.function_or_none(callback, "callback"),
         arguments.function_or_none(progress, "progress"),
     )
@@ -217,7 +219,11 @@ def _settled(context: Any, n: int, most: int, drop: float, *values: Any) -> tupl
 _settled_once = functools.lru_cache(maxsize=256, typed=True)(_settled)
 
 
-def steps_per_check(n: int, platform: str) -> int:
-    """Steps between two checks of the stopping rule for n unknowns."""
-    many = STEPS_PER_CHECK_SMALL if n <= SMALL else STEPS_PER_CHECK_DEFAULT
+def steps_per_check(n: int, platform: str, arrays: int = 0, refines: bool = False) -> int:
+    """Steps between two checks of the stopping rule for n unknowns and an M of so many arrays.
+
+    An M with a coarse space has ten arrays, a cycle of multigrid dozens, and each takes a kernel or more.
+    """
+    many = STEPS_PER_CHECK_SMALL if n <= SMALL and not refines else STEPS_PER_CHECK_DEFAULT
+    many = min(many, max(STEPS_PER_CHECK_SMALL // max(arrays, 1), 1))
     return STEPS_PER_CHECK.get(platform, many)

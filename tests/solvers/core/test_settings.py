@@ -49,3 +49,11 @@ def test_steps_between_two_checks_are_those_of_the_device_on_which_the_system_li
     monkeypatch.setattr(memory.jax, "local_devices", lambda **_: [types.SimpleNamespace(platform="gpu")])
     steps = [settings.settled(settings.DEFAULTS, given, 8, 80)[0].steps_per_check for given in ((A, b), (None, b), 0)]
     assert steps == [1, 1, settings.STEPS_PER_CHECK_SMALL]
+
+
+def test_a_gpu_is_asked_more_often_the_more_arrays_M_has_and_before_true_residuals():
+    diagonal, cycle = jnp.ones(8), [jnp.ones(8)] * 24
+    for M, refines, steps in ((None, False, 40), (diagonal, False, 40), (cycle, False, 1), (None, True, 10)):
+        options, *_ = settings.settled(settings.DEFAULTS | {"M": M}, 0, 8, 80, 0.03 if refines else 0.0)
+        assert options.steps_per_check == 1
+        assert settings.steps_per_check(8, "gpu", len(jax.tree.leaves(M)), refines) == steps
