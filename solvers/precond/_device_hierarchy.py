@@ -6,11 +6,12 @@ here they have hashed priorities, so that roots are found in few rounds, and a c
 less.
 
 XLA would compile for seconds for the sizes of each level. So arrays have rooms of few sizes, which levels and similar
-matrices share, and only matrices for which the host takes about as long come here; later set-ups take a fraction of the
-host's time.
+matrices share, and are compiled side by side; only matrices for which the host takes about as long come here, and later
+set-ups take a fraction of the host's time.
 """
 
 import functools
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
@@ -28,7 +29,7 @@ from solvers.core.spectrum import spectrum
 from solvers.precond._hierarchy import DAMPING, DENSEST, LANCZOS_STEPS, ROUNDING, STRICTER, WEAKER
 from solvers.precond._inverse import NULL
 
-ROWS = 2**21  # of a matrix up to which the host makes all levels
+MANY = 2**22  # entries of a matrix up to which the host makes all levels
 FEW = 2**18  # entries of a level up to which the host makes it, and those below it
 SHARED = 2**27  # products of two entries: up to so many cost less in a larger room than a program for a smaller one
 LEAST, MOST = 12, 2**31 - 1  # rooms are multiples of 2**LEAST, but for the largest that int32 counts
@@ -81,7 +82,7 @@ def serves(A: Any, B: Any) -> bool:
     if not isinstance(A, SparseMatrix) or not jnp.issubdtype(A.dtype, jnp.floating):
         return False
     vector = B is None or (np.shape(B) in {A.shape[:1], (A.shape[0], 1)} and not np.iscomplexobj(B))
-    sized = A.shape[0] == A.shape[1] > ROWS and A.nnz <= MOST
+    sized = A.shape[0] == A.shape[1] and MANY < A.nnz <= MOST
     return sized and vector and not hasattr(A, "block_shape") and on_accelerator(A.values)
 
 
@@ -90,6 +91,8 @@ def begun(A: Any, B: Any, theta: float) -> Descent | None:
     n, nnz = A.shape[0], A.nnz
     near = None if B is None else jnp.asarray(B, np.float64).reshape(-1)
     rooms = rooms_of(n, nnz)
+    if rooms.products <= SHARED:
+        _compiled(rooms, A.values.sharding if A.values.committed else None)
     padded, near = _padded(A, near, rooms.of("rows", n), rooms.of("entries", nnz))
     usual, unit = _looked(padded, near, n)
     return Descent(padded, near, unit, theta, True, n, nnz, rooms) if usual else None
@@ -139,6 +142,34 @@ def ladder(size: int) -> int:
     """The room for `size` numbers: four sizes an octave, so that similar matrices share programs."""
     step = 1 << max(size.bit_length() - 3, LEAST)
     return min(-(-size // step) * step, MOST)
+
+
+@functools.lru_cache(64)
+def _compiled(rooms: Rooms, where: Any) -> None:
+    """Compiles side by side the programs for rooms that all levels share.
+
+    Args:
+      where: the sharding of arrays that are committed to their device, else None.
+    """
+    n, nnz = rooms.rows, rooms.entries
+
+    def array(shape: tuple[int, ...], dtype: Any) -> Any:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=where)
+
+    def results(program: Any, *args: Any) -> Any:
+        threads.submit(program.lower(*args).compile)  # which a call of the program finds
+        return like(program.eval_shape(*args))
+
+    like = functools.partial(jax.tree.map, lambda a: array(a.shape, a.dtype))
+    vector, arrays = array((n,), np.float64), ((nnz, np.float64), (nnz, np.int32), (n + 1, np.int32))
+    A = like(jax.eval_shape(lambda *a: _csr(a, (n, n)), *(array((size,), kind) for size, kind in arrays)))
+    with ThreadPoolExecutor() as threads:
+        found = results(_coarsened, A, vector, vector, 0.5)
+        results(_looked, A, vector, n)
+        P = results(_compressed, *found.terms, n, (n, n), nnz)
+        results(_transposed, P, found.below, vector)
+        *terms, _ = results(_multiplied, A, P, P, rooms.products)
+        results(_compressed, *terms, n, (n, n), nnz)
 
 
 # ----------------------------------------------------------------------------------------------------------- programs

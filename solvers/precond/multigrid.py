@@ -167,9 +167,9 @@ def multigrid(
 ) -> Multigrid:
     """Algebraic multigrid as a preconditioner, set up in float64.
 
-    The host does it or, for the large levels of a real symmetric A with one unknown a point and one near-null vector,
-    the accelerator where A lies: from two million rows on, where the host would take about as long as XLA compiles the
-    programs, which later matrices of similar sizes share.
+    The host does it or, for the large levels of a real symmetric A with one unknown a point, one near-null vector and
+    more than four million entries, the accelerator where A lies: the first set-up waits three seconds or more for XLA
+    to compile programs, which later matrices of similar sizes share.
 
     The method is made for symmetric positive definite matrices of elliptic equations; it also works for singular ones
     and for convection with diffusion. The symmetry of A is detected. While A changes little, M may stay as it is.

@@ -76,7 +76,7 @@ def test_multigrid_set_up_on_the_gpu_takes_the_steps_of_the_host_s(monkeypatch):
     A = jsf.from_scipy(jsf.gallery.poisson(40))
     b = np.random.default_rng(4).standard_normal(A.shape[0])
     host = cg(A, b, M=precond.multigrid(A), rtol=1e-8)
-    monkeypatch.setattr(_device_hierarchy, "ROWS", 1000)
+    monkeypatch.setattr(_device_hierarchy, "MANY", 1000)
     monkeypatch.setattr(_device_hierarchy, "FEW", 2**18)
     sol = cg(A, b, M=precond.multigrid(A), rtol=1e-8)
     assert sol.success and abs(sol.iterations - host.iterations) <= 1

@@ -268,10 +268,13 @@ def test_weak_couplings_are_followed_where_the_smoother_alone_would_not_do(shift
 
 @pytest.fixture
 def there(monkeypatch):
-    """Whatever is not tiny is set up by the programs for matrices on an accelerator."""
-    monkeypatch.setattr(_device_hierarchy, "ROWS", 100)
+    """Whatever is not tiny is set up by the programs for matrices on an accelerator; gives what compiles them ahead."""
+    monkeypatch.setattr(_device_hierarchy, "MANY", 100)
     monkeypatch.setattr(_device_hierarchy, "FEW", 1000)
     monkeypatch.setattr(_device_hierarchy, "on_accelerator", lambda a: True)
+    ahead = _device_hierarchy._compiled
+    monkeypatch.setattr(_device_hierarchy, "_compiled", lambda *_: None)
+    return ahead
 
 
 def one_by_one(strong: np.ndarray, size: np.ndarray) -> np.ndarray:
@@ -342,6 +345,15 @@ def test_an_accelerator_s_programs_serve_similar_matrices(there):
         multigrid(jsf.from_scipy(jsf.gallery.poisson(n, dim=2), "csr"), max_coarse=50)
         made.append([f._cache_size() for f in large])
     assert made[0] == made[1]
+
+
+def test_an_accelerator_s_programs_are_those_that_were_compiled_ahead(there, compiled):
+    A = jsf.from_scipy(jsf.gallery.poisson(13), "csr")
+    multigrid(A, max_coarse=50)
+    before = compiled()
+    with jax.enable_x64(True):
+        there(_device_hierarchy.rooms_of(A.shape[0], A.nnz), None)
+    assert compiled() == before
 
 
 @pytest.mark.parametrize(
