@@ -69,8 +69,8 @@ LAUNCH_SECONDS = 2e-6  # s of a kernel that does nothing: cg at 4,096 unknowns, 
 # most; and the fraction of misses that the tables' matrices have.
 MISS, MOST_MISS, USUAL = 7.0e-12, 5.8e-12, 0.1
 L2 = 5.7e12  # bytes/s through the L2, for which csr5 waits too: 0.9 to 1.4 of what the standard suite measured
-# csr5, fitted to either half of both suites, on an H100 and an H200: seconds that a hop of a tile takes beside the
-# memory; and how often memory moves a sum that is written by itself.
+# csr5, fitted to both suites on an H100 and an H200: seconds that a hop of a tile takes beside the memory, alike on
+# either half of the matrices; and how often memory moves a sum that is written by itself, which the shortest rows tell.
 HOP, REWRITTEN = 1.0e-9, 2.5
 TAIL = 2.0  # times the time of their bytes that sums of pieces take: few for a row, and each row is summed by itself
 # An index from memory and then x from the L2 cache take 740 cycles on an H100 (Luo et al., Benchmarking and dissecting
