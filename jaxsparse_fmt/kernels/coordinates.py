@@ -25,20 +25,26 @@ def product_reference(values, x, row, col, *, n_rows: int, n_cols: int) -> Array
     return _scattered(values, x, col, jnp.where(col < n_cols, row, n_rows), n_rows)
 
 
-def transposed_reference(values, y, row, col, *, n_cols: int) -> Array:  # [b, n_cols, p]
-    """Aᵀ·y by a scatter-add. On a GPU it adds by atomics, in no fixed order."""
-    return _scattered(values, y, row, col, n_cols)
+def transposed_reference(values, y, row, col, *, n_cols: int, together: int = 1) -> Array:  # [b, n_cols, p]
+    """Aᵀ·y by a scatter-add. On a GPU it adds by atomics, in no fixed order.
+
+    Args:
+      together: so many neighbouring places have one column, padding aside.
+    """
+    return _scattered(values, y, row, col, n_cols, together)
 
 
-def _scattered(values, vectors, source, target, n: int) -> Array:
+def _scattered(values, vectors, source, target, n: int, together: int = 1) -> Array:
     """out[target] += values·vectors[source]; where target is n, nothing is read or added."""
     dtype = jnp.result_type(values, vectors)
     acc = accumulator(dtype)
+    of_all = target if together == 1 else target.reshape(-1, together).min(axis=1)
 
     def one(values, vectors):
         def column(v):
             terms = values.astype(acc) * gather(v, source, target < n).astype(acc)
-            return jnp.zeros(n, acc).at[target].add(terms, mode="drop")
+            terms = terms if together == 1 else terms.reshape(-1, together).sum(axis=1)
+            return jnp.zeros(n, acc).at[of_all].add(terms, mode="drop")
 
         return jnp.moveaxis(lax.map(column, jnp.moveaxis(vectors, -1, 0)), 0, -1).astype(dtype)
 

@@ -28,7 +28,7 @@ from jaxsparse_fmt.kernels.backends import selection, tuning
 from jaxsparse_fmt.kernels.backends.pairs import where, widened
 from jaxsparse_fmt.kernels.coordinates import accumulator
 from jaxsparse_fmt.kernels.layout.address import Arrays, Jagged, Slices, Starts, take
-from jaxsparse_fmt.kernels.layout.columns import Rule, alive, unpack_pattern
+from jaxsparse_fmt.kernels.layout.columns import Blocked, Rule, alive, unpack_pattern
 from jaxsparse_fmt.kernels.row_kernels import LaneGroups, supported
 
 
@@ -285,4 +285,5 @@ def _segment_sum(terms, row, n: int, rows_rise: bool):
 def transposed_reference(values, y, arrays: Arrays, *, rule: Rule) -> Array:  # [b, n_cols, p]
     """Aᵀ·y in plain jnp; on a GPU it adds by atomics, in no fixed order."""
     row, col, _ = rule.places(arrays)
-    return coordinates.transposed_reference(values, y, row, col, n_cols=rule.shape[1])
+    together = rule.column.rows if isinstance(rule.column, Blocked) else 1
+    return coordinates.transposed_reference(values, y, row, col, n_cols=rule.shape[1], together=together)
