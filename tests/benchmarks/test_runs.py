@@ -6,7 +6,7 @@ import json
 import jax
 import pytest
 
-from benchmarks import algebra, device, first_calls, scaling
+from benchmarks import algebra, choices, device, first_calls, scaling
 from jaxsparse_fmt.choose import ranking
 
 POISSON = scaling.stencil((16, 16, 16), 7)
@@ -54,3 +54,21 @@ def test_every_stage_has_a_first_and_a_later_time(tmp_path):
     assert device.main(["--small", "--only", "conversions", "algebra", "--json", str(tmp_path / "out.json")]) == 0
     rows = json.loads((tmp_path / "out.json").read_text())["rows"]
     assert len(rows) == 9 and all(row["first s"] > 0 and row["again ms"] > 0 for row in rows)
+
+
+def test_constants_are_fitted_to_one_half_of_the_matrices_and_judged_on_the_other():
+    """The second matrix is faster in csr5, whose hops then count less than they do, and the first does not mind."""
+    counts = {"layout": {}, "nbytes": 10**8, "places": 10**7, "trips": 6, "rows": 1}
+    csr = counts | {"format": "csr", "rate": "csr long"}
+
+    def row(matrix, hops, us):
+        sides = (csr, us), (counts | {"format": "csr5", "hops": hops}, 100.0)
+        storages = [of | {"us": {"NVIDIA H200": took}} for of, took in sides]
+        return {"matrix": matrix, "dtype": "float32", "shape": (10**5, 10**5), "nnz": 10**7, "storages": storages}
+
+    own = choices.ranking.HOP
+    found = list(choices.table([row("a", 10**6, 90.0), row("b", 15_000, 125.0)], ["NVIDIA H200"]))
+    mean = {(row["half"], row["constants"]): row["mean"] for row in found}
+    assert mean["B", "as they are"] == mean["B", "fitted to the other half"] == pytest.approx(0.8)
+    assert mean["B", "fitted to it"] == mean["A", "fitted to the other half"] == 1
+    assert own == choices.ranking.HOP
