@@ -3,10 +3,13 @@
 import math
 import sys
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxsparse_fmt.cli import progress
+from jaxsparse_fmt import gallery
+from jaxsparse_fmt.cli import measure, progress
+from solvers import cg
 from tests.cli.conftest import Terminal
 
 
@@ -41,3 +44,13 @@ def test_any_residual_can_be_shown(start: float, target: float, norm: float):
     detail, share = shown[0]
     assert "iteration 12,345" in detail
     assert 0 <= share < 1 and not math.isnan(share)
+
+
+def test_all_progress_is_in_when_solve_returns():
+    told, b = [], np.random.default_rng(0).standard_normal(1000)
+    A = measure.store(gallery.poisson(10), np.dtype(np.float64))
+    solve = measure.prepare(cg, A, b, progress=lambda k, norm: told.append(k), rtol=1e-10)
+    for _ in range(3):
+        told.clear()
+        iterations = solve().iterations
+        assert told and max(told) <= iterations
