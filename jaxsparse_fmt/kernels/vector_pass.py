@@ -94,21 +94,27 @@ def sweep_kernel(d, *, what: Pass, block: tuning.Block, n: int, is_bool: tuple[b
     )
     places = block.rows * block.unroll  # that a block takes in one trip
     blocks = parts(n) // PARTS
-    trips, address_dtype = -(-n // (blocks * places)), index_dtype(n + blocks * places)
+    trips, address_dtype = -(-n // (blocks * places)), index_dtype(n + (blocks + 1) * places)
+    i, lanes = d.program_id(), d.lanes()
+
+    def places_of(t):
+        first = (i.astype(address_dtype) * trips + t.astype(address_dtype)) * block.unroll
+        return [(first + u) * block.rows + lanes for u in range(block.unroll)]
+
+    def loaded(t):
+        return [[d.load(ref, idx, (idx < n) & (t < trips), 0) for ref in vectors] for idx in places_of(t)]
+
+    ahead = loaded(jnp.int32(0))  # they are on their way while the block adds up the numbers
     given = [d.total(ref) for ref in numbers]
     prepared = what.prepare(*(a != 0 if flag else a for a, flag in zip(given, is_bool, strict=True)))
-    i, lanes = d.program_id(), d.lanes()
     first = lanes + i == 0
     for ref, value in zip(scalars, prepared, strict=True):
         d.store(ref, jnp.zeros_like(lanes), value.astype(ref.dtype), first)
 
-    def trip(t, totals):
-        at = [
-            ((i.astype(address_dtype) * trips + t.astype(address_dtype)) * block.unroll + u) * block.rows + lanes
-            for u in range(block.unroll)
-        ]
-        loaded = [[d.load(ref, idx, idx < n, 0) for ref in vectors] for idx in at]
-        for idx, values in zip(at, loaded, strict=True):
+    def trip(t, carry):
+        ahead, totals = carry
+        following = loaded(t + 1)
+        for idx, values in zip(places_of(t), ahead, strict=True):
             results, pairs = what.each(prepared, *values)
             for ref, value in zip(new, results, strict=what.keeps is None):
                 d.store(ref, idx, value, idx < n)
@@ -116,10 +122,10 @@ def sweep_kernel(d, *, what: Pass, block: tuning.Block, n: int, is_bool: tuple[b
                 d.store(new[-1], idx, values[0], (idx < n) & what.keeps(prepared))
             terms = [jnp.where(idx < n, a * b, jnp.zeros_like(a)) for a, b in pairs]
             totals = tuple(total + term for total, term in zip(totals, terms, strict=True))
-        return totals
+        return following, totals
 
     totals = tuple(d.full(0, ref.dtype) for ref in sums)
-    totals = lax.fori_loop(jnp.int32(0), jnp.int32(trips), trip, totals)
+    _, totals = lax.fori_loop(jnp.int32(0), jnp.int32(trips), trip, (ahead, totals))
     for ref, total in zip(sums, totals, strict=True):
         d.store_sums(ref, i, total, PARTS)
 
