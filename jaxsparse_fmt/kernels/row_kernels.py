@@ -18,7 +18,7 @@ from jaxsparse_fmt._types import Array, index_dtype, x64_enabled
 from jaxsparse_fmt.kernels.backends import launch, pairs, tuning
 from jaxsparse_fmt.kernels.coordinates import accumulator
 from jaxsparse_fmt.kernels.layout.address import Bisected, Slices, Starts, Subwarp
-from jaxsparse_fmt.kernels.layout.columns import Delta, Diagonal, Rule
+from jaxsparse_fmt.kernels.layout.columns import Blocked, Delta, Diagonal, Rule
 
 
 def supported(backend: str, *operands: Array, size: int = 0) -> str:
@@ -231,6 +231,8 @@ def load_beside_values(rule: Rule, permuted: bool, narrow: bool, alone: bool) ->
     full = "permuted" if permuted and narrow else "full"
     if not isinstance(rule.address, Slices):
         return full
+    if isinstance(rule.column, Blocked) and alone:
+        return "blocks"
     if rule.address.lanes >= rule.shape[0]:
         whole = "narrow whole diagonals" if narrow else "whole diagonals"
         return whole if isinstance(rule.column, Diagonal) and alone else full

@@ -34,6 +34,7 @@ class Launch:
             "very short deltas": (2, 2),
             "whole diagonals": (1, 4),  # from the first row to the last
             "narrow whole diagonals": (2, 4),  # the same for sums of 4 bytes or fewer
+            "blocks": (1, 9),  # entries of whole blocks, as many as these are at most: an index for several values
             "diagonals": (2, 8),  # of a slice: no index, and short rows that one trip covers
             "shared": (4, 4),  # neighbouring lanes share a row of CSR
             "very long shared": (4, 8),
@@ -45,6 +46,7 @@ class Launch:
     mosaic_loads: Mapping[str, tuple[int, int]] = dataclasses.field(
         default_factory=lambda: {
             "permuted": (1, 4),
+            "blocks": (1, 4),
             "diagonals": (4, 2),  # measured on 2026-11-23
             "very short deltas": (2, 3),
             "very long shared": (1, 12),  # by hand: float32 gained 4%; with 16 float64 lost 2%
