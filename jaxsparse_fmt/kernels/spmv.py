@@ -85,7 +85,7 @@ def product_dot(
     """A·x, and wᵀ·A·x in parts: one for each warp of lanes, or those of a pass over them where they are many."""
     dtype, warps = jnp.result_type(values, x), _warps(rule)
     inputs = {"values": values[None], "x": x[None, :, None], "w": w, **arrays}
-    out = {"y": jax.ShapeDtypeStruct((rule.shape[0],), dtype), "sums_of_warps": jax.ShapeDtypeStruct((warps,), dtype)}
+    out = {"y": jax.ShapeDtypeStruct((rule.shape[0],), dtype), "sums": jax.ShapeDtypeStruct((warps,), dtype)}
     y, sums = row_kernels.launch_rows(product_kernel, backend, inputs, out, rule)
     return y, sums if parts(rule) == warps else vector_pass.sweep((), (sums,), SUM, backend)[2][0]
 
@@ -111,10 +111,10 @@ def product_kernel(
     values=None,  # [b·n_stored]
     adds_to: int | None = None,  # rows of y, to which the kernel adds; None: it overwrites the matrix's own
     **arrays,  # what the rules read, and where given:
-    # perm           [n_rows]
-    # pattern        [n_stored / 8] uint8
-    # w              [n_rows]
-    # sums_of_warps  [width / 32], out: of wᵀ·y
+    # perm     [n_rows]
+    # pattern  [n_stored / 8] uint8
+    # w        [n_rows]
+    # sums     [width / 32], out: of wᵀ·y
 ):
     rule, p, pack, (n_rows, n_cols) = sizes.rule, sizes.p, sizes.pack, sizes.rule.shape
     pattern, w, rows_of_y = arrays.get("pattern"), arrays.get("w"), n_rows if adds_to is None else adds_to
@@ -161,10 +161,8 @@ def product_kernel(
     for (q, inside), total in zip(columns, totals, strict=True):
         d.store(y, pack.places(base + q), total, pack.beside(live & inside))
     if w is not None:
-        lane, warp = tile * jnp.int32(sizes.rows) + d.lanes(), jnp.int32(tuning.LAUNCH.warp)
         terms = jnp.where(live, d.load(w, base, live, 0) * totals[0], jnp.zeros_like(totals[0]))
-        leads = (lax.rem(lane, warp) == 0) & (lane < rule.address.width)
-        d.store(arrays["sums_of_warps"], lax.div(lane, warp), d.sum_threads(terms, tuning.LAUNCH.warp, 1), leads)
+        d.store_sums(arrays["sums"], tile, terms, sizes.rows // tuning.LAUNCH.warp)
 
 
 # ---------------------------------------------------------------------------------------------------- in plain jnp

@@ -68,16 +68,17 @@ def test_a_product_gives_its_inner_product_too(layout, rng):
         np.testing.assert_allclose(s, np.asarray(w) @ a @ np.asarray(x), rtol=1e-11)
 
 
-def test_an_inner_product_in_many_parts_is_left_in_the_few_of_a_pass_over_them(rng, monkeypatch):
+@pytest.mark.parametrize("layout, dtype", [("ell", "float64"), ("dia", "float32")])  # one lane a thread, and two
+def test_an_inner_product_in_many_parts_is_left_in_the_few_of_a_pass_over_them(layout, dtype, rng, monkeypatch):
     from jaxsparse_fmt.kernels.backends import tuning
 
     monkeypatch.setattr(tuning, "LAUNCH", tuning.dataclasses.replace(tuning.LAUNCH, most_parts=3))
     S = jsf.gallery.poisson(6)  # 7 warps of rows
-    A, x = jsf.from_scipy(S, "ell"), rng.standard_normal(216)
+    A, x = jsf.from_scipy(S, layout, dtype=dtype), rng.standard_normal(216).astype(dtype)
     with jsf.use_backend("interpret"):
         _, s = jax.jit(lambda A, x: A.matvec_dot(x, x))(A, jnp.asarray(x))
     assert s.of.shape == (vector_pass.parts(7),)
-    np.testing.assert_allclose(total(s), x @ (S @ x))
+    np.testing.assert_allclose(total(s), x @ (S @ x), rtol=100 * np.finfo(dtype).eps)
 
 
 @pytest.mark.parametrize("backend", ["triton", "mosaic"])

@@ -82,7 +82,7 @@ def launch(
     interpret = dialect == "interpret"
     threads = block.rows // block.lanes_per_thread
     params = triton.CompilerParams(num_warps=max(threads // tuning.LAUNCH.warp, 1), num_stages=tuning.LAUNCH.stages)
-    d = (Interpreted if interpret else Triton)(block.rows, tuning.LAUNCH.stream)
+    d = (Interpreted if interpret else Triton)(block.rows, block.lanes_per_thread, tuning.LAUNCH.stream)
     # Scratch is an output that the caller does not get, since Triton gives kernels no shared memory.
     beside, n_in = tuple(varying_like(s, like) for s in shared), len(arrays)
     return pl.pallas_call(

@@ -7,16 +7,21 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
+
+from jaxsparse_fmt.kernels.backends.tuning import LAUNCH
+
+WARP = LAUNCH.warp
 
 
 class Triton:
-    """`rows` lanes; with `stream`, the cache evicts first what a kernel loads with `once`."""
+    """`rows` lanes, `per_thread` in each thread; with `stream`, the cache evicts first what a kernel loads `once`."""
 
-    def __init__(self, rows: int, stream: bool):
+    def __init__(self, rows: int, per_thread: int, stream: bool):
         from jax.experimental import pallas as pl
         from jax.experimental.pallas import triton
 
-        self._pl, self._triton, self.rows, self._stream = pl, triton, rows, stream
+        self._pl, self._triton, self.rows, self._per_thread, self._stream = pl, triton, rows, per_thread, stream
 
     def program_id(self) -> jax.Array:
         return self._pl.program_id(0)
@@ -45,7 +50,7 @@ class Triton:
         self._triton.debug_barrier()
 
     def sum_threads(self, value: jax.Array, n: int, stride: int) -> jax.Array:
-        groups = value.reshape(self.rows // (n * stride), n, stride, *value.shape[1:])
+        groups = value.reshape(value.shape[0] // (n * stride), n, stride, *value.shape[1:])
         sums = jnp.sum(groups, axis=1)[:, None]
         return jnp.broadcast_to(sums, groups.shape).reshape(value.shape)
 
@@ -57,9 +62,21 @@ class Triton:
         return self.full(jnp.sum(self.load(ref, at, at < n)), ref.dtype)
 
     def store_sums(self, ref: Any, i: jax.Array, value: jax.Array, m: int) -> None:
-        place = jnp.arange(m, dtype=jnp.int32)
-        sums = jnp.where(place == 0, jnp.sum(value), jnp.zeros((), value.dtype))
-        self.store(ref, m * i + place, sums, m * i + place < ref.shape[0])
+        """Stores one number for each warp if m has room for that, else one for the block; and zeros.
+
+        A sum over several warps takes shared memory, and a kernel with any of it has a tenth of the L1 cache.
+        """
+        zero, threads = jnp.zeros((), value.dtype), self.rows // self._per_thread
+        beside = m * WARP // threads  # places for each warp
+        if beside == 0:
+            place = jnp.arange(m, dtype=jnp.int32)
+            sums = jnp.where(place == 0, jnp.sum(value), zero)
+            return self.store(ref, m * i + place, sums, m * i + place < ref.shape[0])
+        thread, own = jnp.arange(threads, dtype=jnp.int32), jnp.sum(value.reshape(threads, self._per_thread), axis=1)
+        sums, first = self.sum_threads(own, WARP, 1), m * i + lax.div(thread, jnp.int32(WARP)) * beside
+        for k in range(beside):
+            live = (lax.rem(thread, jnp.int32(WARP)) == 0) & (first + k < ref.shape[0])
+            self.store(ref, first + k, sums if k == 0 else jnp.zeros_like(sums), live)
 
 
 class Interpreted(Triton):
