@@ -119,7 +119,7 @@ def product_kernel(
     rule, p, pack, (n_rows, n_cols) = sizes.rule, sizes.p, sizes.pack, sizes.rule.shape
     pattern, w, rows_of_y = arrays.get("pattern"), arrays.get("w"), n_rows if adds_to is None else adds_to
     tile, column_block, batch = sizes.position(d.program_id())
-    d = LaneGroups(d, sizes.lanes_a_row) if sizes.lanes_a_row > 1 else d
+    whole, d = d, LaneGroups(d, sizes.lanes_a_row) if sizes.lanes_a_row > 1 else d
     columns = sizes.columns(d, column_block)
     first: Any = None
     totals: Any = None
@@ -162,7 +162,7 @@ def product_kernel(
         d.store(y, pack.places(base + q), total, pack.beside(live & inside))
     if w is not None:
         terms = jnp.where(live, d.load(w, base, live, 0) * totals[0], jnp.zeros_like(totals[0]))
-        d.store_sums(arrays["sums"], tile, terms, sizes.rows // tuning.LAUNCH.warp)
+        whole.store_sums(arrays["sums"], tile, terms, sizes.rows // tuning.LAUNCH.warp)
 
 
 # ---------------------------------------------------------------------------------------------------- in plain jnp
