@@ -17,7 +17,7 @@ from solvers.core.scaling import Map
 from solvers.core.settings import Settings, solver
 from solvers.core.solve import solve
 from solvers.core.space import Space
-from solvers.core.stopping import BETTER, Now, is_finite, root, status_of
+from solvers.core.stopping import Now, is_finite, root, status_of
 from solvers.core.vectors import ratio
 from solvers.solution import Solution, Status
 
@@ -27,8 +27,6 @@ class Work(NamedTuple):
     r: Array  # [n] residual b − A·x by recursion
     p: Array  # [n] direction
     gamma: Array  # rᵀ·M·r
-    kept: Any = None  # [n] the best x whose next step made the residual grow, where a pass keeps it
-    kept_norm: Any = None  # of its residual; infinite before
 
 
 class MergedWork(NamedTuple):
@@ -116,28 +114,15 @@ def start(space: Space, A: Map, M: Map, r: Array, last: Array | None) -> Work:
     return Work(jnp.zeros_like(r), r, last + ratio(gamma - along, gamma).astype(r.dtype) * z, gamma)
 
 
-def start_keeping(space: Space, A: Map, M: Map, r: Array, last: Array | None) -> Work:
-    """As `start`, ready to keep the best x in passes that write it only where the residual starts to grow."""
-    work = start(space, A, M, r, last)
-    if not space.keeps(r):
-        return work
-    return work._replace(kept=jnp.zeros_like(r), kept_norm=jnp.full_like(work.gamma, jnp.inf))
-
-
 def step(space: Space, A: Map, M: Map, work: Work, now: Now) -> tuple[Work, Now]:
     """One step in three kernels: the passes also compute the loop's numbers, for which XLA would launch others."""
-    x, r, p, gamma, kept, kept_norm = work
+    x, r, p, gamma = work
     q, curvature = space.product_dot(A, p)
     (r,), (curvature, alpha, _), (rr,) = space.sweep(DESCEND, (gamma, curvature, *now), (r, q))
     z = M(r)
     rz = rr if z is r else space.part(r, z)
-    numbers = gamma, curvature, alpha, rr, rz, *now
-    if kept is None:
-        (x, p), (gamma, k, size, ended, *_), _ = space.sweep(TURN, numbers, (x, p, z))
-    else:
-        (x, p, kept), scalars, _ = space.sweep(KEEPING_TURN, (kept_norm, *numbers), (x, p, z, kept))
-        kept_norm, _, gamma, k, size, ended, *_ = scalars
-    return Work(x, r, p, gamma, kept, kept_norm), now._replace(k=k, norm=size, code=ended)
+    (x, p), (gamma, k, size, ended, *_), _ = space.sweep(TURN, (gamma, curvature, alpha, rr, rz, *now), (x, p, z))
+    return Work(x, r, p, gamma), now._replace(k=k, norm=size, code=ended)
 
 
 def _descend(gamma, curvature, *now):
@@ -162,16 +147,8 @@ def _turn_each(scalars, x, p, z):
     return (jnp.where(moves, x + alpha * p, x), jnp.where(moves, z + beta * p, p)), ()
 
 
-def _keeping_turn(kept_norm, *numbers):
-    """As `_turn`, after whether x is kept as it was."""
-    scalars, now = _turn(*numbers), Now(*numbers[5:])
-    keeps = scalars[5] & ~(scalars[2] <= now.norm) & (now.norm < BETTER * kept_norm)
-    return jnp.where(keeps, now.norm, kept_norm), keeps, *scalars
-
-
 DESCEND = Pass(_descend, _descend_each)
 TURN = Pass(_turn, _turn_each)
-KEEPING_TURN = Pass(_keeping_turn, _turn_each, lambda scalars: scalars[1])
 
 
 @jax.jit
@@ -228,5 +205,5 @@ def _advance_each(scalars, x, r, p, s, u, w):
 
 
 ADVANCE = Pass(_advance, _advance_each)
-METHOD = Method(start_keeping, step, keeps=True, sums=True)
+METHOD = Method(start, step, keeps=True, sums=True)
 ONE_REDUCTION = Method(start_merged, step_merged, sums=True)

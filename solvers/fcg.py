@@ -31,7 +31,7 @@ def fcg(A: Any, b: Any, x0: Any = None, **settings: Unpack[Settings]) -> Solutio
 
 
 def step(space: Space, A: Map, M: Map, work: Work) -> tuple[Work, Array, Array]:
-    x, r, p, gamma, *_ = work
+    x, r, p, gamma = work
     q = A(p)
     curvature = space.dot(p, q)
     alpha = gamma / curvature

@@ -103,17 +103,6 @@ def by_kernel(*vectors: Array) -> bool:
     return runs and _alike(*vectors) and (vectors[0].shape[0] < 2**31 or x64_enabled()) and vectors[0].shape[0] > 0
 
 
-# Numbers of a vector that a pass keeps rather than one of its own every few steps. Under vmap, whose systems are
-# small, a pass would read and write what it keeps at every step.
-LONG = 250_000
-
-
-def keeps(v: Array) -> bool:
-    """Whether a pass over vectors like v that keeps one takes no time where it does not."""
-    in_place = selection.resolve(selection.active_backend("auto"), "cuda") != "mosaic"
-    return v.shape[0] > LONG and by_kernel(v) and in_place
-
-
 def _alike(*vectors: Array) -> bool:
     """Whether all are real vectors [n] of one dtype."""
     same = all(v.ndim == 1 and v.dtype == vectors[0].dtype for v in vectors)

@@ -7,7 +7,6 @@ scalars. Here the author of a pass decides what one kernel computes:
     scalars     of `prepare(*numbers)`, computed by every block alike, returned once
     new         of `each(scalars, *vectors)`, written where the old ones are read
     sums        of the products that `each` gives as pairs, as 4 partial sums of each block
-    kept        the first vector as it was, written over the last one where `keeps` says so; that one is never read
 
 Traffic: each vector once. The order of every sum is fixed by n alone: runs repeat to the last bit.
 """
@@ -30,13 +29,10 @@ class Pass(NamedTuple):
     Attributes:
       prepare: (*numbers) -> scalars.
       each: (scalars, *vectors) -> (new vectors, pairs of factors to sum).
-      keeps: (scalars) -> whether the last vector, which `each` does not take, becomes the first one; it is the last of
-        the new ones. None: there is no such vector.
     """
 
     prepare: Callable[..., tuple[Any, ...]]
     each: Callable[..., tuple[tuple[Any, ...], tuple[tuple[Any, Any], ...]]]
-    keeps: Callable[[tuple[Any, ...]], Any] | None = None
 
 
 # Partial sums of each sum that a block stores: one for each warp of a Mosaic block.
@@ -51,11 +47,7 @@ def parts(n: int) -> int:
 def sweep_reference(numbers: tuple[Array, ...], vectors: tuple[Array, ...], what: Pass):
     """-> (new vectors, scalars, sums). Numbers and sums are scalars, or of [k] beside vectors of [n, k]."""
     scalars = what.prepare(*numbers)
-    if what.keeps is None:
-        new, pairs = what.each(scalars, *vectors)
-    else:
-        new, pairs = what.each(scalars, *vectors[:-1])
-        new = *new, jnp.where(what.keeps(scalars), vectors[0], vectors[-1])
+    new, pairs = what.each(scalars, *vectors)
     return new, scalars, tuple(inner_product(a, b).real for a, b in pairs)
 
 
@@ -72,9 +64,7 @@ def sweep(numbers: tuple[Array, ...], vectors: tuple[Array, ...], what: Pass, ba
     )
     block, count = tuning.sweep_block(backend), parts(n)
     struct = jax.ShapeDtypeStruct
-    outputs: dict[str, Any] = {f"new{i}": struct((n,), v.dtype) for i, v in enumerate(new)}
-    if what.keeps is not None:
-        outputs[f"new{len(new) - 1}"], vectors = vectors[-1], vectors[:-1]
+    outputs = {f"new{i}": struct((n,), v.dtype) for i, v in enumerate(new)}
     outputs |= {f"scalar{i}": struct((1,), _in_memory(s.dtype)) for i, s in enumerate(scalars)}
     outputs |= {f"sum{i}": struct((count,), s.dtype) for i, s in enumerate(sums)}
     inputs = {f"number{i}": a.reshape(-1).astype(_in_memory(a.dtype)) for i, a in enumerate(numbers)}
@@ -116,10 +106,8 @@ def sweep_kernel(d, *, what: Pass, block: tuning.Block, n: int, is_bool: tuple[b
         following = loaded(t + 1)
         for idx, values in zip(places_of(t), ahead, strict=True):
             results, pairs = what.each(prepared, *values)
-            for ref, value in zip(new, results, strict=what.keeps is None):
+            for ref, value in zip(new, results, strict=True):
                 d.store(ref, idx, value, idx < n)
-            if what.keeps is not None:
-                d.store(new[-1], idx, values[0], (idx < n) & what.keeps(prepared))
             terms = [jnp.where(idx < n, a * b, jnp.zeros_like(a)) for a, b in pairs]
             totals = tuple(total + term for total, term in zip(totals, terms, strict=True))
         return following, totals

@@ -157,14 +157,12 @@ def run(space: Space, method: Method, options: Options, system: System) -> tuple
             norms = recorded(loop.norms, jnp.where(moves, now.k, -1), now.norm)
             return loop._replace(work=work, k=now.k, norm=now.norm, code=now.code, norms=norms)
 
-        in_pass = inner is None and getattr(work, "kept", None) is not None
-        best = outer.best._replace(x=None) if in_pass else outer.best
-        loop = Loop(work, outer.k, outer.norm.astype(goal.dtype), outer.ended, outer.norms, best)
+        loop = Loop(work, outer.k, outer.norm.astype(goal.dtype), outer.ended, outer.norms, outer.best)
         active, several = lambda loop: anyone(of(loop).active), steps(advance, options, unit, method.unrolled)
         # A refinement carries narrow vectors only, and computes many true residuals, each of which finds the best x.
         if inner is None and (method.iterate is x_of or method.least_squares):
             due = lambda loop: of(loop).active & stopping.is_due(rule, loop)  # noqa: E731
-            looked = lambda loop: stopping.looked(rule, loop, None if in_pass else at(loop), due(loop))  # noqa: E731
+            looked = lambda loop: stopping.looked(rule, loop, at(loop), due(loop))  # noqa: E731
             until_due = lambda loop: active(loop) & ~anyone(due(loop))  # noqa: E731
             onward = lambda loop: repeated(until_due, several, loop)  # noqa: E731
             # The host reads the condition of a GPU's loop, for some 30 µs; a look between steps costs less than two.
@@ -172,8 +170,6 @@ def run(space: Space, method: Method, options: Options, system: System) -> tuple
             loop = repeated(active, lambda loop: looked(onward(loop) if often else several(loop)), loop)
         else:
             loop = repeated(active, several, loop._replace(best=None))._replace(best=outer.best)
-        if in_pass:
-            loop = loop._replace(best=stopping.found(outer, loop.work, loop.best.k))
         new = stopping.judged(rule, at(loop), loop, outer)
         if method.keeps:
             # The direction after a step or two is not worth keeping, nor one in the wide type, unless the method waits.

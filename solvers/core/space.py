@@ -139,10 +139,6 @@ class Space:
         new, scalars, sums = pass_over(what, self.joined(*numbers), vectors)
         return new, scalars, tuple(map(self._due, sums))
 
-    def keeps(self, v: Array) -> bool:
-        """As `vector_passes.keeps`."""
-        return not self._is_whole and vector_passes.keeps(v)
-
     def product_dot(self, A: Map, v: Array) -> tuple[Array, Number]:
         """A·v and vᴴ·A·v."""
         if isinstance(A, Product):

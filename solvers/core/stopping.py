@@ -9,7 +9,6 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -57,7 +56,7 @@ class Limits(NamedTuple):
 class Best(NamedTuple):
     """The best x so far, in the scale of the loop."""
 
-    x: Any  # [n] or [n, k]; None between two true residuals of a method that keeps it in its own passes
+    x: Array
     norm: Array  # of its residual, by recursion
     k: Array  # iterations when it was found, or when the solve last waited
 
@@ -215,7 +214,7 @@ def _blew_up(loop: Loop) -> Array:
     return loop.norm > jnp.finfo(loop.norm.dtype).eps ** -0.875 * loop.best.norm
 
 
-def looked(rule: Rule, loop: Loop, x: Any, due: Array) -> Loop:
+def looked(rule: Rule, loop: Loop, x: Array, due: Array) -> Loop:
     """The loop at x with its best x: DIVERGED where the residual blew up, WAITING where the true one is to be seen."""
     best, size = loop.best, loop.norm
     if rule.method.least_squares:
@@ -228,12 +227,6 @@ def looked(rule: Rule, loop: Loop, x: Any, due: Array) -> Loop:
     k, code = jnp.where(seen, loop.k, best.k), jnp.where(_blew_up(loop), jnp.int32(Status.DIVERGED), WAITING)
     best = _where(better, Best(x, size.astype(best.norm.dtype), best.k), best)._replace(k=k)
     return loop._replace(code=jnp.where(ended, code, loop.code), best=best)
-
-
-def found(outer: Outer, work: Any, k: Array) -> Best:
-    """The best x where the method kept one by itself, as what is added to that at which it started."""
-    new = Best(outer.x + work.kept, work.kept_norm.astype(outer.norm.dtype), k)
-    return _where(new.norm < outer.best.norm, new, outer.best)._replace(k=k)
 
 
 def judged(rule: Rule, x: Array, loop: Loop, outer: Outer) -> Outer:
@@ -282,7 +275,7 @@ def returned(rule: Rule, new: Outer, outer: Outer, waited: Array, lost: Array) -
     x, now, code, best, is_last = new.x, new.norm, new.code, new.best, new.ended != RUNNING
     converged, over, wrong = code == Status.CONVERGED, code != RUNNING, code == Status.LEAST_SQUARES
     # The norm of a best x that this start of the method claims is that of its recursion.
-    is_claim = ~over & (jnp.bool_(False) if rule.method.least_squares else best.norm < outer.best.norm)
+    is_claim = ~over & (jnp.bool_(False) if rule.method.least_squares else best.k > outer.k)
     better = jnp.where(wrong, BETTER, 1) * now < jnp.where(is_claim, outer.norm, best.norm)
     best = _where(better | ~jnp.isfinite(best.norm), Best(x, now, new.k), best)
     best = best._replace(k=jnp.where(waited, new.k, best.k))
@@ -298,7 +291,7 @@ def returned(rule: Rule, new: Outer, outer: Outer, waited: Array, lost: Array) -
 
 
 def _where(flags: Array, new: Best, old: Best) -> Best:
-    return jax.tree.map(functools.partial(jnp.where, flags), new, old)
+    return Best(*(jnp.where(flags, new, old) for new, old in zip(new, old, strict=True)))
 
 
 def in_range(x: Array, unit: Array) -> Array:

@@ -7,12 +7,10 @@ import pytest
 import scipy.sparse.linalg as spla
 
 import jaxsparse_fmt as jsf
-from jaxsparse_fmt.core import vector_passes
 from solvers import Status, cg, precond
 from solvers.precond import _device_hierarchy
 from tests.solvers.methods import CASES as METHODS
 from tests.solvers.methods import REFINED
-from tests.solvers.test_cg import without_solution
 
 pytestmark = pytest.mark.gpu
 
@@ -63,14 +61,6 @@ def test_a_million_unknowns_go_through_the_passes_in_rounds():
     b = np.random.default_rng(2).standard_normal(big.shape[0])
     sol = cg(jsf.from_scipy(big, "dia"), b, rtol=1e-10)
     assert sol.success and np.linalg.norm(b - big @ np.asarray(sol.x)) <= 1.01e-10 * np.linalg.norm(b)
-
-
-def test_the_best_x_of_every_step_is_kept_by_a_pass(monkeypatch):
-    monkeypatch.setattr(vector_passes, "LONG", 0)
-    M, b = without_solution()
-    sol = cg(jsf.from_scipy(M, "csr"), b, history=True)
-    true = np.linalg.norm(b - M @ np.asarray(sol.x))
-    assert not sol.success and true <= 1.12 * float(jnp.min(sol.history))
 
 
 def test_columns_are_solved_together_and_end_alone():

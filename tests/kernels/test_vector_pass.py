@@ -55,18 +55,6 @@ def test_new_vectors_scalars_and_sums_are_those_of_numpy(n, dtype, rng):
         np.testing.assert_allclose(np.sum(sums[1]), np.asarray(x) @ np.asarray(x), rtol=1e-5)
 
 
-@pytest.mark.parametrize("n", SIZES)
-def test_a_vector_is_kept_as_it_was_where_the_pass_says_so(n, rng):
-    x, y, kept = (jnp.asarray(rng.standard_normal(n)) for _ in range(3))
-    what = Pass(lambda flag: (flag,), lambda _, x, y: ((x + y,), ((x, y),)), lambda scalars: scalars[0])
-    keeping = jax.jit(lambda flag, *v: sweep((flag,), v, what, "interpret"))
-    for flag in (True, False):
-        (new, after), _, (total,) = keeping(jnp.asarray(flag), x, y, kept)
-        np.testing.assert_array_equal(new, x + y)
-        np.testing.assert_array_equal(after, x if flag else kept)
-        np.testing.assert_allclose(np.sum(total), np.asarray(x) @ np.asarray(y), rtol=1e-6, atol=1e-9)
-
-
 def test_many_numbers_go_in_rounds(monkeypatch, rng):
     monkeypatch.setattr(tuning, "LAUNCH", tuning.dataclasses.replace(tuning.LAUNCH, sweep_blocks=2))
     n = 7 * 1024 + 3

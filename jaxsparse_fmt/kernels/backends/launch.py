@@ -55,7 +55,7 @@ def launch(
       dialect: "triton", "mosaic" or "interpret".
       block: the shape of one block.
       blocks: their number; one axis, since CUDA allows only 65,535 along the others.
-      outputs: arrays among them are updated in place; in Mosaic such an array is the only output.
+      outputs: or one array alone, which is updated in place.
       scratch: memory by which the lanes of a block exchange numbers: one block's where the lanes of a block share
         memory (`selection.shares_memory`), else that of all blocks, of which `d.own` gives a block its part.
     """
@@ -63,11 +63,9 @@ def launch(
     if any(map(pairs.is_complex, (*given.values(), *outputs.values(), *scratch.values()))):
         return _launch_on_reals(kernel, dialect, block, blocks, given, outputs, scratch)
     names = (*given, *outputs, *scratch)
+    assert not any(isinstance(o, jax.Array) for o in outputs.values()) or (len(outputs) == 1 and not scratch)
     like = next(iter(given.values()))
     out = tuple(o if isinstance(o, jax.Array) else varying_like(o, like) for o in outputs.values())
-
-    updated = {i: o for i, o in enumerate(out) if isinstance(o, jax.Array)}
-    assert dialect != "mosaic" or len(out) == 1 or not updated
 
     def body(d: Any, *refs: Any) -> None:
         kernel(d, **dict(zip(names, refs, strict=True)))
@@ -85,15 +83,16 @@ def launch(
     d = (Interpreted if interpret else Triton)(block.rows, block.lanes_per_thread, tuning.LAUNCH.stream)
     # Scratch is an output that the caller does not get, since Triton gives kernels no shared memory.
     beside, n_in = tuple(varying_like(s, like) for s in shared), len(arrays)
+    updated = [o for o in out if isinstance(o, jax.Array)]
     return pl.pallas_call(
         lambda *refs: body(d, *refs[:n_in], *refs[n_in + len(updated) :]),
         out_shape=(*out, *beside),
         grid=(blocks,),
-        input_output_aliases={n_in + number: i for number, i in enumerate(updated)},
+        input_output_aliases={n_in + i: i for i in range(len(updated))},
         interpret=interpret,
         compiler_params=params,
         name=body.__name__,
-    )(*arrays, *updated.values())[: len(out)]
+    )(*arrays, *updated)[: len(out)]
 
 
 def _launch_on_reals(kernel, dialect, block, blocks, inputs, outputs, scratch):
