@@ -45,7 +45,9 @@ class Solve(opaque.Rules):
     def compute(self, system: System) -> Any:
         if system.basis.devices == 1 and self.options.callback is None:
             system = system._replace(basis=IDENTITY)  # its arrays are not used
-        system = system._replace(A=arguments.prepared(system.A, self.form == "transposed"))
+        # Of a b in a closure XLA would compute the norm, for seconds.
+        b, A = lax.optimization_barrier(system.b), arguments.prepared(system.A, self.form == "transposed")
+        system = system._replace(A=A, b=b)
         if self.form == "solution":
             return _run(self.method, self.options, system, False)
         return self._checked(system._replace(limits=system.limits.of_derivative))

@@ -88,3 +88,10 @@ def test_rules_are_compared_by_all_their_fields():
     assert Scaled(2.0) == Scaled(2.0) != Scaled(3.0)
     with pytest.raises(TypeError):
         dataclasses.dataclass(frozen=True, eq=False)(Scaled)
+
+
+def test_xla_computes_no_norm_of_a_right_hand_side_in_a_closure():
+    """It would take a second for a million numbers while it compiles, and say so on the terminal."""
+    passed = jax.jit(lambda A, b: cg(A, b, maxiter=3).x).lower(SPARSE, B).compile().as_text()
+    inside = jax.jit(lambda A: cg(A, B, maxiter=3).x).lower(SPARSE).compile().as_text()
+    assert inside and passed and inside.count(" reduce(") == passed.count(" reduce(")
