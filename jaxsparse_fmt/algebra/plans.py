@@ -227,8 +227,8 @@ def matmul(A: Any, B: Any, *, format: str | None = None) -> Product:
       format: of the result; None: that of A and B if they have the same, else "csr".
 
     Raises:
-      ValueError: shapes that do not fit, a traced pattern, 2³¹ entries of an operand or more, or 2³¹ products of two
-        entries or more than the free memory holds. TypeError: not a matrix of this library on one device.
+      ValueError: shapes that do not fit, a traced pattern, an operand of 2³¹ entries or more, or as many products of
+        two entries, or more products than the free memory holds. TypeError: not a matrix of this library on one device.
     """
     return patterns.remember(_matmul(A, B, format), A, B)
 

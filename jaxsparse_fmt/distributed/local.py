@@ -95,6 +95,6 @@ class Shards:
 def _in_turn(y: Array, h: Array) -> tuple[Array, Array]:
     """y and h, to be read once y is there: XLA would wait for the halo first where its buffers then take less memory.
 
-    Both are to be used: the transpose of a barrier gives to one that is not a zero that vmap does not know.
+    Both must be used: for one that is not, the transpose of a barrier makes a zero that vmap cannot map.
     """
     return lax.optimization_barrier((y, h))

@@ -222,7 +222,7 @@ _settled_once = functools.lru_cache(maxsize=256, typed=True)(_settled)
 def steps_per_check(n: int, platform: str, arrays: int = 0, refines: bool = False) -> int:
     """Steps between two checks of the stopping rule for n unknowns and an M of so many arrays.
 
-    An M with a coarse space has ten arrays, a cycle of multigrid dozens, and each takes a kernel or more.
+    An M with a coarse space has ten arrays, a cycle of multigrid dozens, and most take a kernel or more.
     """
     many = STEPS_PER_CHECK_SMALL if n <= SMALL and not refines else STEPS_PER_CHECK_DEFAULT
     many = min(many, max(STEPS_PER_CHECK_SMALL // max(arrays, 1), 1))

@@ -5,9 +5,9 @@ the host, which makes the small levels. The host's greedy aggregation takes poin
 here they have hashed priorities, so that roots are found in few rounds, and a cycle takes as many steps or one more or
 less.
 
-XLA would compile for seconds for the sizes of each level. So arrays have rooms of few sizes, which levels and similar
-matrices share, and are compiled side by side; only matrices for which the host takes about as long come here, and later
-set-ups take a fraction of the host's time.
+XLA would compile for seconds for the sizes of each level. So arrays have rooms of few sizes, and levels and similar
+matrices share programs, which are compiled side by side where all levels share them. Only matrices for which the host
+takes about as long come here, and later set-ups take a fraction of the host's time.
 """
 
 import functools
@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.sharding import SingleDeviceSharding
 
 from jaxsparse_fmt._types import CsrArrays, Target
 from jaxsparse_fmt.algebra import on_device
@@ -91,8 +92,9 @@ def begun(A: Any, B: Any, theta: float) -> Descent | None:
     n, nnz = A.shape[0], A.nnz
     near = None if B is None else jnp.asarray(B, np.float64).reshape(-1)
     rooms = rooms_of(n, nnz)
-    if rooms.products <= SHARED:
-        _compiled(rooms, A.values.sharding if A.values.committed else None)
+    where = A.values.sharding if A.values.committed else None
+    if rooms.products <= SHARED and (where is None or isinstance(where, SingleDeviceSharding)):
+        _compiled(rooms, where)
     padded, near = _padded(A, near, rooms.of("rows", n), rooms.of("entries", nnz))
     usual, unit = _looked(padded, near, n)
     return Descent(padded, near, unit, theta, True, n, nnz, rooms) if usual else None
@@ -157,7 +159,7 @@ def _compiled(rooms: Rooms, where: Any) -> None:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=where)
 
     def results(program: Any, *args: Any) -> Any:
-        threads.submit(program.lower(*args).compile)  # which a call of the program finds
+        threads.submit(program.lower(*args).compile)  # a call of the program finds it, or meets its error
         return like(program.eval_shape(*args))
 
     like = functools.partial(jax.tree.map, lambda a: array(a.shape, a.dtype))

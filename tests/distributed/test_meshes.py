@@ -124,7 +124,7 @@ def test_preconditioners_inside_set_mesh(make):
         B, b = shard(mesh), placed(mesh, X[:, 0], "rows")
         M = make(B)
         sol = cg(B, b, M=M, rtol=1e-12)
-        assert (M @ b).shape == b.shape
+        close(M @ b, jax.jit(lambda M, b: M @ b)(M, b))
     close(sol.x, np.linalg.solve(D, X[:, 0]), 1e-8)
 
 

@@ -350,10 +350,12 @@ def test_an_accelerator_s_programs_serve_similar_matrices(there):
 def test_an_accelerator_s_programs_are_those_that_were_compiled_ahead(there, compiled):
     A = jsf.from_scipy(jsf.gallery.poisson(13), "csr")
     multigrid(A, max_coarse=50)
-    before = compiled()
+    before, rooms = compiled(), _device_hierarchy.rooms_of(A.shape[0], A.nnz)
     with jax.enable_x64(True):
-        there(_device_hierarchy.rooms_of(A.shape[0], A.nnz), None)
-    assert compiled() == before
+        there(rooms, None)
+        assert compiled() == before
+        there(rooms._replace(rows=2 * rooms.rows), None)
+    assert compiled() > before
 
 
 @pytest.mark.parametrize(
