@@ -4,8 +4,8 @@
 
 A row of the file is a matrix and a dtype: `storages` has the counts of every layout that was timed, as the cost model
 gets them (`formats/footprint.py`), and µs by card. The constants of the model are fitted to every other matrix and
-judged on the rest, then the other way round: a constant that only one half wants is no property of a card. The table
-is written beside the file.
+judged on the rest, then the other way round: a constant that only one half wants is no property of a card. All layouts
+are ranked as Triton's. The table is written beside the file.
 """
 
 import argparse
@@ -77,10 +77,10 @@ def table(rows: list[Row], cards: list[str]) -> Iterator[Row]:
                 constants = fitted(half if what == "fitted to it" else halves[1 - k], cards)
             for name, value in constants.items():
                 setattr(ranking, name, value)
-            for card in cards:
-                yield {"half": "AB"[k], "constants": what, "card": card, **judged(half, card), **constants}
+            found = {card: judged(half, card) for card in cards}
             for name, value in own.items():
                 setattr(ranking, name, value)
+            yield from ({"half": "AB"[k], "constants": what, "card": card} | found[card] | constants for card in cards)
 
 
 def main(argv: list[str] | None = None) -> int:

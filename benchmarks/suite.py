@@ -218,8 +218,8 @@ def _stand_ins(published: dict[str, tuple[int, int, int, float]]) -> tuple[Case,
     )
 
 
-# What `choose` was not fitted on: stand-ins for other matrices (rows, entries, bandwidth, spread), other problems of
-# the gallery, and files of the folder JAXSPARSE_MATRICES, which fit a GPU's L2 cache.
+# What the tables of `choose` were not fitted on: stand-ins for other matrices (rows, entries, bandwidth, spread), other
+# problems of the gallery, and files of the folder JAXSPARSE_MATRICES, which fit a GPU's L2 cache.
 UNKNOWN = {
     "atmosmodd": (1_270_432, 8_814_880, 21_904, 0.05),
     "cop20k_A": (121_192, 2_624_331, 121_040, 0.5),

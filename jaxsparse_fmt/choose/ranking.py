@@ -22,8 +22,9 @@ from jaxsparse_fmt.kernels.backends import selection
 from jaxsparse_fmt.kernels.cpu.abi import FLOATS
 from jaxsparse_fmt.models import traffic
 
-# Bytes a second of a plain copy, read and written: an H200 (2026-11-21_spmv_h200.md in benchmarks/results), for which
-# any GPU counts that `CARDS` does not name, an H100 (2026-11-26_suite_h100.md), and two cores of a server CPU.
+# Bytes a second of a plain copy, read and written: an H200 (2026-11-21_spmv_h200.md in benchmarks/results), which
+# stands for any GPU that `CARDS` does not name, an H100 (2026-11-26_suite_h100.md), and two cores
+# of a server CPU (2026-11-20).
 COPY = {"gpu": 4.102e12, "cpu": 28e9}
 CARDS = {"NVIDIA H100 80GB HBM3": 2.97e12}
 
@@ -130,7 +131,7 @@ def rank(S: Any, dtype: Any = None, platform: str | None = None, backend: str = 
         is "auto" and `platform` is None.
       dtype: of the stored values; None takes S's.
       platform: "cpu" or "gpu"; None is that of the device where JAX puts arrays, which `jax.default_device` sets. Of
-        GPUs an H100 and an H200 are known; any other counts as an H200, and so does "gpu" where no GPU is.
+        GPUs an H100 80GB HBM3 and an H200 are known; any other counts as an H200, and so does "gpu" where no GPU is.
       backend: as in `from_scipy`. What runs as plain XLA on a GPU is ranked as on a CPU without Numba.
 
     Returns:

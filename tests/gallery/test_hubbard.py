@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -74,3 +75,17 @@ def test_every_entry_is_that_of_the_operators(sites, up, down, phonons):
 def test_a_number_of_electrons_is_halved_and_an_odd_one_has_more_up(electrons, spins):
     one, other = holstein_hubbard(4, electrons, 2), holstein_hubbard(4, spins, 2)
     assert one.shape == other.shape and (one != other).nnz == 0
+
+
+def test_fewer_phonons_of_the_papers_matrix_have_its_electrons_and_its_diagonals():
+    phonons = 4
+    H = holstein_hubbard(6, 6, phonons)
+    states = math.comb(phonons + 5, 5)
+    assert H.shape[0] == 20 * 20 * states
+    row = np.repeat(np.arange(H.shape[0]), np.diff(H.indptr))
+    hops = row // states != H.indices // states
+    assert np.all((row - H.indices)[hops] % states == 0)  # whole diagonals as long as the phonon basis
+    # A bond of the ring can be hopped if one end is taken: C(4, 2)·2 of 20 states, either spin.
+    assert np.count_nonzero(hops) == 2 * 6 * 12 * 20 * states
+    # With 15 phonons these are HMEp's 6.2 million rows and "contiguous off-diagonals of length 15,000".
+    assert (math.comb(20, 5), 400 * math.comb(20, 5)) == (15504, 6_201_600)

@@ -9,6 +9,10 @@ from hypothesis import strategies as st
 from jaxsparse_fmt.gallery import adaptive_poisson, cfd, meshes, poisson
 
 
+def row_lengths(matrix: sp.csr_array) -> np.ndarray:
+    return np.diff(matrix.indptr)
+
+
 def painted(n: int, levels: int, bodies: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Which cube of `adaptive_poisson` fills each place of the finest grid, and the cubes' edges."""
     rng = np.random.default_rng(seed)
@@ -44,6 +48,14 @@ def test_without_levels_it_is_the_regular_grid_renumbered():
     np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
+def test_an_adaptive_mesh_has_the_row_lengths_of_samg():
+    lengths = row_lengths(adaptive_poisson(10))
+    assert len(lengths) == 105832  # as the docstring says
+    assert lengths.mean() == pytest.approx(7, abs=0.5)
+    assert 4 * lengths.min() < lengths.max() <= 25
+    assert np.mean(lengths <= 7) > 0.8
+
+
 @given(st.integers(1, 5), st.integers(1, 6), st.floats(0, 1), st.floats(0, 0.25), st.integers(0, 2**32))
 @settings(deadline=None, max_examples=50)
 def test_cfd_has_exactly_the_blocks_asked_for_and_rows_that_sum_to_one(n, block, share, spread, seed):
@@ -53,3 +65,12 @@ def test_cfd_has_exactly_the_blocks_asked_for_and_rows_that_sum_to_one(n, block,
     np.testing.assert_allclose(matrix.sum(axis=1), 1, rtol=1e-11)
     outside = matrix - sp.diags_array(matrix.diagonal())
     assert outside.nnz == 0 or outside.max() <= 0
+
+
+def test_cfd_has_the_row_lengths_of_dlr1_and_dlr2():
+    lengths = row_lengths(cfd(16))
+    assert lengths.mean() == 315  # §I-C
+    assert np.mean(lengths <= 0.8 * lengths.max()) > 0.9  # few long ones: Fig. 3
+    lengths = row_lengths(cfd(20, 6, 23, spread=0))
+    assert lengths.mean() == 144
+    assert np.mean(lengths >= 0.8 * lengths.max()) == pytest.approx(0.8, abs=0.1)

@@ -34,7 +34,7 @@ class Launch:
             "very short deltas": (2, 2),
             "whole diagonals": (1, 4),  # from the first row to the last
             "narrow whole diagonals": (2, 4),  # the same for sums of 4 bytes or fewer
-            "blocks": (1, 9),  # entries of whole blocks, as many as these are at most: an index for several values
+            "blocks": (1, 9),  # whole blocks, of so many entries at most: one index for several values
             "diagonals": (2, 8),  # of a slice: no index, and short rows that one trip covers
             "shared": (4, 4),  # neighbouring lanes share a row of CSR
             "very long shared": (4, 8),
