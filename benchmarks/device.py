@@ -84,8 +84,8 @@ def conversions(n: int, k: int) -> Iterator[Row]:
 
 
 def algebra(n: int, m: int) -> Iterator[Row]:
-    S, F = jsf.gallery.poisson(n), jsf.gallery.elasticity(m)
-    G, side = jsf.gallery.elasticity(m * 20 // 32), m * 20 // 32
+    side = m * 20 // 32
+    S, F, G = jsf.gallery.poisson(n), jsf.gallery.elasticity(m), jsf.gallery.elasticity(side)
     T = sp.csr_array((np.ones(n**3), np.arange(n**3) // 8, np.arange(n**3 + 1)))
     for name, a, b in (
         (f"A @ A, 7 points {n}³", S, S),

@@ -23,8 +23,8 @@ from jaxsparse_fmt.kernels.cpu.abi import FLOATS
 from jaxsparse_fmt.models import traffic
 
 # Bytes a second of a plain copy, read and written: an H200 (2026-11-21_spmv_h200.md in benchmarks/results), which
-# stands for any GPU that `CARDS` does not name, an H100 (2026-11-26_suite_h100.md), and two cores
-# of a server CPU (2026-11-20).
+# stands for any GPU that `CARDS` does not name, an H100 (2026-11-26_suite_h100.md), and two cores of a server CPU
+# (2026-11-20).
 COPY = {"gpu": 4.102e12, "cpu": 28e9}
 CARDS = {"NVIDIA H100 80GB HBM3": 2.97e12}
 
