@@ -49,7 +49,7 @@ from jaxsparse_fmt.kernels.backends.selection import BACKENDS, use_backend
 from jaxsparse_fmt.saved import load, save
 
 if TYPE_CHECKING:
-    from jaxsparse_fmt import gallery, plot
+    from jaxsparse_fmt import gallery
     from jaxsparse_fmt.distributed import (
         ShardedMatrix,
         boxes,
@@ -65,15 +65,15 @@ __all__ += ["Basis", "Choice", "Paired", "SparseMatrix", "Transposed", "spmv"]
 __all__ += ["from_bcoo", "from_bcsr", "from_coo", "from_cupy", "from_dense", "from_scipy", "load", "order", "read_mtx"]
 __all__ += ["assembly", "block", "diags", "eye", "hstack", "kron", "plan", "prune", "tril", "triu", "vstack"]
 __all__ += ["to_bcoo", "to_bcsr", "to_cupy"]
-__all__ += ["BACKENDS", "choose", "gallery", "io", "plot", "save", "use_backend"]
+__all__ += ["BACKENDS", "choose", "gallery", "io", "save", "use_backend"]
 __all__ += ["ShardedMatrix", "boxes", "save_rows", "saved_rows", "shard", "shard_from_rows"]
 
 exportable(*FORMATS.values(), Basis, Paired, Transposed)
 
 
 def __getattr__(name: str) -> Any:
-    """Imports `gallery`, `plot` and the names of `distributed` at their first use; most programs need none."""
-    if name in ("gallery", "plot"):
+    """Imports `gallery` and the names of `distributed` at their first use; most programs need none."""
+    if name == "gallery":
         return importlib.import_module(f"jaxsparse_fmt.{name}")
     if name in __all__:
         return getattr(importlib.import_module("jaxsparse_fmt.distributed"), name)

@@ -11,14 +11,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxsparse_fmt import convert, plot, saved
+from jaxsparse_fmt import convert, saved
 from jaxsparse_fmt._types import Csr
 from jaxsparse_fmt.cli.progress import Progress
 from jaxsparse_fmt.io import files
 from jaxsparse_fmt.kernels.backends import selection
 
 DTYPES = ("float32", "float64", "complex64", "complex128")
-PICTURES = (".png", ".pdf", ".svg")
 STDIN = "<stdin>"  # how messages name a FILE of "-"
 
 
@@ -81,13 +80,6 @@ def read_matrix(args: argparse.Namespace, progress: Progress) -> Csr:
         if sys.stdin is None:
             raise BadInput(f"{STDIN} is closed; name a file")
         return convert.canonical(files.read_mtx(sys.stdin.buffer))
-
-
-def check_picture(out: str, *inputs: str) -> None:
-    """Refuses a picture that cannot be drawn or written."""
-    with blaming(out):
-        plot.check_available()
-    check_output(out, PICTURES, *inputs)
 
 
 def check_output(out: str, suffixes: tuple[str, ...], *inputs: str) -> None:
