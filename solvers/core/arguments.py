@@ -193,7 +193,7 @@ def in_basis(A: Any) -> tuple[Any, Basis]:
 
 def part(A: Any) -> float:
     """How much of a vector that A takes lies in the memory whose free bytes `memory.free` finds."""
-    basis: Any = getattr(A, "basis", IDENTITY)
+    basis: Any = getattr(A if hasattr(A, "basis") else getattr(A, "T", None), "basis", IDENTITY)
     if basis.devices == 1:
         return 1.0
     here = basis.over.mesh.local_devices

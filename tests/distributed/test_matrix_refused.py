@@ -119,9 +119,11 @@ def test_what_must_be_free_is_what_a_device_will_hold(reorder, monkeypatch):
         jsf.shard(S, MESH, **options)
 
 
-def test_the_vectors_of_gmres_are_compared_with_what_a_device_holds_of_them(monkeypatch):
+@pytest.mark.parametrize("transposed", [False, True], ids=["A", "A.T"])
+def test_the_vectors_of_gmres_are_compared_with_what_a_device_holds_of_them(transposed, monkeypatch):
     n = 40_000
     A = jsf.shard(sp.eye_array(n, format="csr"), MESH)
+    A = A.T if transposed else A
     monkeypatch.setattr("jaxsparse_fmt.formats.memory.of_host", lambda: 10**9)
     with monkeypatch.context() as patched, pytest.raises(ValueError, match=r"take 1\.6 GB, and only 1 GB of memory"):
         patched.setattr("jaxsparse_fmt.formats.memory.is_own", lambda device: True)
