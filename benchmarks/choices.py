@@ -38,7 +38,7 @@ def regret(row: Row, card: str) -> float | None:
     if len(timed) < 2:
         return None
     csr: Any = SimpleNamespace(shape=row["shape"], nnz=row["nnz"])
-    copy = ranking.CARDS.get(card, ranking.COPY["gpu"])
+    copy = ranking.copy_speed(card)
 
     def cost(counts: Row) -> float:
         storage = Storage(**{k: v for k, v in counts.items() if k in FIELDS})

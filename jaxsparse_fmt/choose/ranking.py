@@ -7,6 +7,7 @@ longest row, which one thread walks a few entries at a time.
 
 import contextlib
 import dataclasses
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -22,11 +23,11 @@ from jaxsparse_fmt.kernels.backends import selection
 from jaxsparse_fmt.kernels.cpu.abi import FLOATS
 from jaxsparse_fmt.models import traffic
 
-# Bytes a second of a plain copy, read and written: an H200 (2026-11-21_spmv_h200.md in benchmarks/results), which
-# stands for any GPU that `CARDS` does not name, an H100 (2026-11-26_suite_h100.md), and two cores of a server CPU
-# (2026-11-20).
-COPY = {"gpu": 4.102e12, "cpu": 28e9}
-CARDS = {"NVIDIA H100 80GB HBM3": 2.97e12}
+# Bytes a second of a plain copy, read and written: an H200 (2026-11-21_spmv_h200.md in benchmarks/results), two cores
+# of a server CPU (2026-11-20), and an H100 (2026-11-26_suite_h100.md). A GPU with a memory as fast as an H200's has a
+# name as H200, GH200 or B200; of others an H100 is the nearest.
+COPY, OF_H100 = {"gpu": 4.102e12, "cpu": 28e9}, 2.97e12
+AS_FAST = re.compile("[HB][23]00")
 
 # GPU: the fraction of the copy's speed at which a dialect moves a format's bytes, from 2026-11-21_spmv_h200.md, in
 # matrices that are much larger than the caches: (values of 4 bytes, of 8), with rows of 7 entries, and with rows of 81.
@@ -131,7 +132,8 @@ def rank(S: Any, dtype: Any = None, platform: str | None = None, backend: str = 
         is "auto" and `platform` is None.
       dtype: of the stored values; None takes S's.
       platform: "cpu" or "gpu"; None is that of the device where JAX puts arrays, which `jax.default_device` sets. Of
-        GPUs an H100 80GB HBM3 and an H200 are known; any other counts as an H200, and so does "gpu" where no GPU is.
+        GPUs an H100 80GB HBM3 and an H200 are known. A B200 counts as an H200, and so does "gpu" where no GPU is; any
+        other GPU counts as an H100.
       backend: as in `from_scipy`. What runs as plain XLA on a GPU is ranked as on a CPU without Numba.
 
     Returns:
@@ -162,9 +164,14 @@ def rank(S: Any, dtype: Any = None, platform: str | None = None, backend: str = 
     formats = [name for name in FORMATS if kernels != "numba" or name in NATIVE]
     pattern = PatternCounts(csr, dtype, platform, keeps)
     kept = [s for s in storages(pattern, formats) if kernels != "numba" or not _by_bits(s, pattern)]
-    copy = CARDS.get(device.device_kind, COPY[platform]) if platform == "gpu" else COPY[platform]
+    copy = copy_speed(device.device_kind) if platform == "gpu" else COPY[platform]
     choices = [_choice(s, csr, dtype.itemsize, kernels, copy) for s in kept]
     return sorted(choices, key=lambda c: c.cost)
+
+
+def copy_speed(card: str) -> float:
+    """Bytes a second of a plain copy on a GPU: that of the nearer of those measured; "cpu" stands for an H200."""
+    return COPY["gpu"] if card == "cpu" or AS_FAST.search(card) else OF_H100
 
 
 def storages(pattern: PatternCounts, formats: Iterable[str] = FORMATS) -> Iterator[Storage]:

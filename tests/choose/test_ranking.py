@@ -119,13 +119,20 @@ def test_slices_at_equal_distances_do_not_stand_for_all():
 
 
 def test_an_h100_is_ranked_by_its_own_memory(monkeypatch):
-    """It is slower than an H200's, which any other GPU counts as: bytes weigh more, and no format is faster."""
+    """It is slower than an H200's: bytes weigh more, and no format is faster. Other GPUs count as the nearer."""
     S, seconds = large("blocks"), {}
-    for kind in ("NVIDIA H100 80GB HBM3", "NVIDIA H200", "another"):
+    for kind in (
+        H100 := "NVIDIA H100 80GB HBM3",
+        "NVIDIA H100 PCIe",
+        "NVIDIA A100-SXM4-80GB",
+        "NVIDIA H200",
+        "NVIDIA B200",
+    ):
         monkeypatch.setattr(ranking.memory, "device", lambda _, kind=kind: types.SimpleNamespace(device_kind=kind))
         seconds[kind] = {str(c.layout): c.seconds for c in ranking.rank(S, platform="gpu")}
-    assert seconds["NVIDIA H200"] == seconds["another"]
-    assert all(seconds["another"][name] < of_h100 for name, of_h100 in seconds["NVIDIA H100 80GB HBM3"].items())
+    assert seconds[H100] == seconds["NVIDIA H100 PCIe"] == seconds["NVIDIA A100-SXM4-80GB"]
+    assert seconds["NVIDIA H200"] == seconds["NVIDIA B200"]
+    assert all(seconds["NVIDIA H200"][name] < of_h100 for name, of_h100 in seconds[H100].items())
 
 
 @pytest.mark.parametrize("name", ["power law", "dense rows"])
