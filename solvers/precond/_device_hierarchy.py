@@ -11,7 +11,7 @@ takes about as long come here, and later set-ups take a fraction of the host's t
 """
 
 import functools
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, NamedTuple
 
 import jax
@@ -93,11 +93,15 @@ def begun(A: Any, B: Any, theta: float) -> Descent | None:
     near = None if B is None else jnp.asarray(B, np.float64).reshape(-1)
     rooms = rooms_of(n, nnz)
     where = A.values.sharding if A.values.committed else None
-    if rooms.products <= SHARED and (where is None or isinstance(where, SingleDeviceSharding)):
-        _compiled(rooms, where)
+    shares = rooms.products <= SHARED and (where is None or isinstance(where, SingleDeviceSharding))
+    ahead = _compiled(rooms, where) if shares else []
     padded, near = _padded(A, near, rooms.of("rows", n), rooms.of("entries", nnz))
+    wait(ahead[:1])
     usual, unit = _looked(padded, near, n)
-    return Descent(padded, near, unit, theta, True, n, nnz, rooms) if usual else None
+    if not usual:
+        return None
+    wait(ahead)
+    return Descent(padded, near, unit, theta, True, n, nnz, rooms)
 
 
 def descended(at: Descent) -> tuple[Descent, tuple[Any, ...], tuple[float, float]] | None:
@@ -147,31 +151,33 @@ def ladder(size: int) -> int:
 
 
 @functools.lru_cache(64)
-def _compiled(rooms: Rooms, where: Any) -> None:
-    """Compiles side by side the programs for rooms that all levels share.
+def _compiled(rooms: Rooms, where: Any) -> list[Future[Any]]:
+    """Compiles side by side the programs for rooms that all levels share, that of `_looked` first.
 
     Args:
       where: the sharding of arrays that are committed to their device, else None.
     """
+    ahead, threads = [], ThreadPoolExecutor()
     n, nnz = rooms.rows, rooms.entries
 
     def array(shape: tuple[int, ...], dtype: Any) -> Any:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=where)
 
     def results(program: Any, *args: Any) -> Any:
-        threads.submit(program.lower(*args).compile)  # a call of the program finds it, or meets its error
+        ahead.append(threads.submit(program.lower(*args).compile))  # a call of it finds it, or meets its error
         return like(program.eval_shape(*args))
 
     like = functools.partial(jax.tree.map, lambda a: array(a.shape, a.dtype))
     vector, arrays = array((n,), np.float64), ((nnz, np.float64), (nnz, np.int32), (n + 1, np.int32))
     A = like(jax.eval_shape(lambda *a: _csr(a, (n, n)), *(array((size,), kind) for size, kind in arrays)))
-    with ThreadPoolExecutor() as threads:
-        found = results(_coarsened, A, vector, vector, 0.5)
-        results(_looked, A, vector, n)
-        P = results(_compressed, *found.terms, n, (n, n), nnz)
-        results(_transposed, P, found.below, vector)
-        *terms, _ = results(_multiplied, A, P, P, rooms.products)
-        results(_compressed, *terms, n, (n, n), nnz)
+    results(_looked, A, vector, n)
+    found = results(_coarsened, A, vector, vector, 0.5)
+    P = results(_compressed, *found.terms, n, (n, n), nnz)
+    results(_transposed, P, found.below, vector)
+    *terms, _ = results(_multiplied, A, P, P, rooms.products)
+    results(_compressed, *terms, n, (n, n), nnz)
+    threads.shutdown(wait=False)
+    return ahead
 
 
 # ----------------------------------------------------------------------------------------------------------- programs

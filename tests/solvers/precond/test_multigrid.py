@@ -1,7 +1,9 @@
 """Multigrid: the cycle against its formula in dense arithmetic, iteration counts beside PyAMG's, and the door."""
 
 import itertools
+import threading
 import types
+from concurrent.futures import wait
 
 import jax
 import jax.numpy as jnp
@@ -273,7 +275,7 @@ def there(monkeypatch):
     monkeypatch.setattr(_device_hierarchy, "FEW", 1000)
     monkeypatch.setattr(_device_hierarchy, "on_accelerator", lambda a: True)
     ahead = _device_hierarchy._compiled
-    monkeypatch.setattr(_device_hierarchy, "_compiled", lambda *_: None)
+    monkeypatch.setattr(_device_hierarchy, "_compiled", lambda *_: [])
     return ahead
 
 
@@ -352,9 +354,9 @@ def test_an_accelerator_s_programs_are_those_that_were_compiled_ahead(there, com
     multigrid(A, max_coarse=50)
     before, rooms = compiled(), _device_hierarchy.rooms_of(A.shape[0], A.nnz)
     with jax.enable_x64(True):
-        there(rooms, None)
+        wait(there(rooms, None))
         assert compiled() == before
-        there(rooms._replace(rows=2 * rooms.rows), None)
+        wait(there(rooms._replace(rows=2 * rooms.rows), None))
     assert compiled() > before
 
 
@@ -374,6 +376,20 @@ def test_the_host_makes_what_the_accelerator_cannot(name, there):
     assert not _device_hierarchy.begun(jsf.from_scipy(S, "csr"), None, 0.08)
     M = multigrid(jsf.from_scipy(S), max_coarse=50)
     assert M.symmetric == (name == "blocks") and (name == "flow" or M.sizes[1][0] % 2 == 0)
+
+
+def test_the_host_does_not_wait_for_the_programs_of_an_accelerator(there, monkeypatch):
+    monkeypatch.setattr(_device_hierarchy, "_compiled", there)
+    done, ended = threading.Event(), []
+    for name in ("_coarsened", "_compressed", "_transposed", "_multiplied"):
+        of = getattr(_device_hierarchy, name).eval_shape
+        late = types.SimpleNamespace(compile=lambda: ended.append(done.wait(20)))
+        slow = types.SimpleNamespace(lower=lambda *_, late=late: late, eval_shape=of)
+        monkeypatch.setattr(_device_hierarchy, name, slow)
+    with jax.enable_x64(True):
+        assert not _device_hierarchy.begun(jsf.from_scipy(FLOW, "csr"), None, 0.08)
+    assert not ended
+    done.set()
 
 
 LARGE = jsf.gallery.poisson(17)
