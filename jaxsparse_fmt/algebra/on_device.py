@@ -98,28 +98,6 @@ def masked(S: Csr, mask: Array) -> tuple[Csr, Array]:
     return _masked(S, mask, int(_count(mask)))
 
 
-def crossed(S: Csr, rows: Any, columns: Any) -> tuple[Csr, Array]:
-    """As `patterns.crossed`: products with matrices of one entry in each row, or column."""
-    (m, n), entry = S.shape, lax.iota(np.int32, S.nnz)
-    rows, columns = (_numbers(at, size) for at, size in ((rows, m), (columns, n)))
-    if rows is not None:
-        k = rows.size
-        S, _, _, entry = listed(pattern(rows, lax.iota(np.int32, k + 1), (k, m)), S)
-    if columns is not None:
-        k = columns.size
-        S, _, place, _ = listed(S, grouped(columns, lax.iota(np.int32, k), (n, k))[0])
-        (entry,) = _in_order(place, entry)
-    return S, entry
-
-
-def _numbers(at: Any, n: int) -> Array | None:
-    """The numbers that a slice of n numbers takes, or those given; None for all in their order."""
-    if isinstance(at, slice):
-        at = range(*at.indices(n))
-        return None if at == range(n) else jnp.arange(at.start, at.stop, at.step, np.int32)
-    return jax.device_put(np.asarray(at, np.int32))
-
-
 # ----------------------------------------------------------------------------------------------------------- programs
 
 

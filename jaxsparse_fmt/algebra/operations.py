@@ -1,9 +1,8 @@
 """The operations behind `A + B`, `A @ B`, `A[rows]` and their like, and the functions that make new patterns."""
 
-import functools
 import itertools
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,7 +11,7 @@ import numpy as np
 import scipy.sparse
 from jax.core import Tracer
 
-from jaxsparse_fmt._types import as_floating, concrete, requested_dtype, whole_number
+from jaxsparse_fmt._types import as_floating, requested_dtype, whole_number
 from jaxsparse_fmt.algebra import patterns, plans
 from jaxsparse_fmt.algebra.assembly import assembly
 from jaxsparse_fmt.core.matrix import SparseMatrix
@@ -54,31 +53,14 @@ def _item(A: Any, index: Any) -> Any:
     index = [i.item() if getattr(i, "ndim", None) == 0 else i for i in index]
     whole = [isinstance(i, int) and not isinstance(i, bool) for i in index]
     places = [[_in_range(i, n)] if one else _places(i, n) for i, one, n in zip(index, whole, A.shape, strict=True)]
-    if (at_hand := patterns.at_hand(A) or _for_once(A, places)) is not None:
-        part = plans.made(patterns.crossing(*at_hand, *places), None, A)
+    if (at_hand := patterns.at_hand(A, fetched=True)) is not None:
+        part, device = plans.made(patterns.crossing(*at_hand, *places), None, A), memory.device(A)
+        part = part if device == memory.device() else jax.device_put(part, device)
     else:
         key = tuple(p if isinstance(p, slice) else tuple(p) if len(p) < 64 else None for p in places)
         key = None if None in key else ("item", *map(repr, key))
         part = plans.selected("A[...]", key, lambda S: patterns.crossed(S, *places), A)
     return part.todense()[0, 0] if all(whole) else part
-
-
-def _for_once(A: Any, places: list[Any]) -> list[Any] | None:
-    """A on the host, for the first slice of a size: a GPU's programs for that size take seconds to compile."""
-    traced = any(isinstance(a, Tracer) for a in jax.tree.leaves(A))
-    if traced or not patterns.lie_on_device(A) or memory.device(A) != memory.device():
-        return None
-    taken = (len(range(n)[p]) if isinstance(p, slice) else len(p) for p, n in zip(places, A.shape, strict=True))
-    if next(_slices(type(A), A.shape, A.nnz, *taken)):
-        return None
-    with concrete():
-        return [A.to_scipy()]
-
-
-@functools.lru_cache(1024)
-def _slices(*sizes: Any) -> Iterator[int]:
-    """Counts the slices of these sizes."""
-    return itertools.count()
 
 
 def _in_range(i: int, n: int) -> int:

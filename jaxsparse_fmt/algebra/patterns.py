@@ -4,7 +4,8 @@ A pattern is SciPy's on the host, or `CsrArrays` where the operands lie on an ac
 """
 
 import functools
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -18,7 +19,7 @@ from jaxsparse_fmt.core.kept import Kept
 from jaxsparse_fmt.core.matrix import FORMATS, SparseMatrix, build
 from jaxsparse_fmt.core.pattern import Absent
 from jaxsparse_fmt.core.transposed import Transposed
-from jaxsparse_fmt.formats import building
+from jaxsparse_fmt.formats import building, memory
 
 _kept, _digests, _expected = Kept(16), Kept(1024), Kept(1024)
 
@@ -78,13 +79,28 @@ def _pattern_on_host(A: Any) -> Csr:
     return csr(S.indptr, S.indices, S.shape)
 
 
-def at_hand(*operands: Any) -> list[Csr] | None:
-    """The operands as SciPy's matrices; None where one is traced or not on the host."""
+def at_hand(*operands: Any, fetched: bool = False) -> list[Csr] | None:
+    """The operands as SciPy's matrices; None where one is traced or, unless they are `fetched`, not on the host."""
     leaves = jax.tree.leaves(operands)
-    if jax.default_backend() != "cpu" or any(isinstance(a, Tracer) or not is_on_cpu(a) for a in leaves):
+    if any(isinstance(a, Tracer) for a in leaves):
+        return None
+    if not fetched and not (jax.default_backend() == "cpu" and all(map(is_on_cpu, leaves))):
         return None
     with concrete():
         return [A.to_scipy() for A in operands]
+
+
+def are_new(*operands: Any) -> bool:
+    """Whether matrices of these sizes lie on JAX's accelerator for the first time: its programs would compile."""
+    if not lie_on_device(*operands) or memory.device(operands) != memory.device():
+        return False
+    return not next(_uses(*((type(A), A.shape, A.nnz) for A in operands)))
+
+
+@functools.lru_cache(1024)
+def _uses(*sizes: Any) -> Iterator[int]:
+    """Counts the operations on matrices of these sizes."""
+    return itertools.count()
 
 
 def csr(indptr: np.ndarray, indices: np.ndarray, shape: tuple[int, int]) -> Csr:
@@ -253,10 +269,9 @@ _halves = building.on_either()(lambda xp, order, n: xp.divmod(order, order.dtype
 
 
 def crossed(S: Csr, rows: Any, columns: Any) -> tuple[Csr, Any]:
-    """The pattern of S[rows][:, columns], slices or arrays of integers; and the entries of S there."""
-    if building.namespace(S.indptr) is not np:
-        return on_device.crossed(S, rows, columns)
-    S = crossing(with_data(S, np.arange(S.nnz, dtype=index_dtype(S.nnz))), rows, columns)
+    """The pattern of S[rows][:, columns], slices or arrays of integers, and the entries of S there, on the host."""
+    number = np.arange(S.nnz, dtype=index_dtype(S.nnz))
+    S = crossing(with_data(csr(np.asarray(S.indptr), np.asarray(S.indices), S.shape), number), rows, columns)
     return S, S.data
 
 

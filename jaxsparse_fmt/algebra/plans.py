@@ -207,7 +207,7 @@ def combined(operation: str, A: Any, B: Any, combine: Any, format: str | None = 
       format: of the result, as in `add`.
     """
     _check_pair(operation, A, B)
-    overlap, at_hand = combine is operator.mul, patterns.at_hand(A, B)
+    overlap, at_hand = combine is operator.mul, patterns.at_hand(A, B, fetched=patterns.are_new(A, B))
     if at_hand is None:
         return _paired(operation, A, B, format, overlap)(A, B, combine)
     places = operator.mul if overlap else operator.add

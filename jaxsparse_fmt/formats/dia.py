@@ -67,13 +67,13 @@ class DIA(ByRule):
         return Diagonal(self.reads_pattern)
 
     def to_scipy(self) -> Csr:
-        n, n_cols = self.shape
-        if n != n_cols or self.dtype.itemsize == 2 or self.n_stored == 0:
+        n_rows, n_cols = self.shape
+        if self.dtype.itemsize == 2 or self.n_stored == 0:
             return super().to_scipy()
         values, offsets, start = map(np.asarray, (self.values, self.offsets, self.start))
-        by_column = np.zeros((offsets.size, n), self.dtype)  # as SciPy stores them
+        by_column = np.zeros((offsets.size, n_cols), self.dtype)  # as SciPy stores them
         for offset, out, at in zip(offsets, by_column, start, strict=True):
-            first, end = max(-offset, 0), n - max(offset, 0)
+            first, end = max(-offset, 0), min(n_rows, n_cols - offset)
             out[first + offset : end + offset] = values[at + first : at + end]
         S = scipy.sparse.csr_array(scipy.sparse.dia_array((by_column, offsets), shape=self.shape))
         return S if S.nnz == self.nnz else super().to_scipy()  # SciPy leaves zeros out

@@ -1,7 +1,7 @@
 import jax
 import pytest
 
-from jaxsparse_fmt.algebra import on_device, operations, patterns
+from jaxsparse_fmt.algebra import on_device, patterns
 from jaxsparse_fmt.formats import building
 
 
@@ -14,5 +14,5 @@ def where(request, monkeypatch):
             monkeypatch.setattr(module, "is_on_cpu", lambda a: not isinstance(a, jax.Array))
         monkeypatch.setattr(building, "puts_on_cpu", lambda: False)
         monkeypatch.setattr(patterns, "_kept", type(patterns._kept)(16))
-        monkeypatch.setattr(operations, "_slices", lambda *sizes: iter([1]))  # as if of sizes met before
+        monkeypatch.setattr(patterns, "_uses", lambda *sizes: iter([1]))  # as if of sizes met before
     return request.param
