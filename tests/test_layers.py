@@ -17,7 +17,7 @@ FLOORS = (
     "formats",
     "choose algebra",
     "convert",
-    "distributed interchange saved",
+    "distributed interchange",
     "solvers jaxsparse_fmt",
     "cli benchmarks",
 )
