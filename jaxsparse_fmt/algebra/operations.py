@@ -88,7 +88,6 @@ def _places(index: Any, n: int) -> Any:
 
 OPERATORS |= {
     "combined": plans.combined,
-    "entries_of_equal": patterns.entries_of_equal,
     "item": _item,
     "product": plans.product,
     "scaled": _scaled,

@@ -352,19 +352,3 @@ def check_same(result: SparseMatrix, operands: Any) -> None:
                 f"operand {number} of the plan, of shape {A.shape} with {A.nnz} entries, has these entries in other "
                 "places than the matrix for which the plan was made; make a plan for this pattern"
             )
-
-
-def entries_of_equal(A: Any, B: Any) -> jax.Array:
-    """The entries of B, a matrix of the same pattern as A.
-
-    Raises:
-      ValueError: another pattern, or a traced one.
-    """
-    check("with_data", A, B)
-    if A.shape != B.shape or A.nnz != B.nnz or digest(A) != digest(B):
-        raise ValueError(
-            f"with_data takes the entries of a matrix of the same pattern; A has shape {A.shape} and {A.nnz} entries, "
-            f"and the other matrix shape {B.shape} and {B.nnz}, not all in the same places; A + B and A.multiply(B) "
-            "combine matrices of different patterns"
-        )
-    return B.data

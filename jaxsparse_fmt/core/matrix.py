@@ -212,13 +212,13 @@ class SparseMatrix(OnOneDevice, Pattern):
         dtypes: a loop may carry it.
 
         Args:
-          data: [nnz] in canonical order, or a matrix of the same pattern, whose entries it takes.
+          data: [nnz] in canonical order.
 
         Raises:
-          ValueError: another shape, or a matrix of another pattern or of a traced one.
+          ValueError: another shape.
         """
         self._check_single()
-        data = entry_index.checked(self._entries_of_equal(data), self.nnz)
+        data = entry_index.checked(data, self.nnz)
         if self._in_order:
             return self._with_values(data)
         return self._refilled(entry_index.stored(self, data))

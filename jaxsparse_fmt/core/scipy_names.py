@@ -261,10 +261,6 @@ class OnOneDevice(ScipyNames):
         """
         return OPERATORS["item"](self, index)
 
-    def _entries_of_equal(self, data: Any) -> Any:
-        """`data`, or the entries of `data` if it is a matrix of the same pattern."""
-        return OPERATORS["entries_of_equal"](self, data) if isinstance(data, ScipyNames) else data
-
 
 def spmv(A: Any, x: Any, y: Any = None, alpha: Any = 1.0, beta: Any = 0.0) -> Array:
     """alpha·A·x + beta·y. If beta is 0, NaNs of y do not spread, and y is not read unless beta is traced.

@@ -109,13 +109,6 @@ def test_assembly_takes_element_matrices_as_they_are():
     np.testing.assert_allclose(jsf.assembly(rows, cols, (4, 4))(K).todense(), expected, rtol=1e-5)
 
 
-def test_data_may_come_from_a_matrix_of_the_same_pattern_in_any_format():
-    A, B = jsf.from_scipy(S, "csr"), jsf.from_scipy(2 * S, "hll")
-    same(A.with_data(B), 2 * S)
-    with pytest.raises(ValueError, match="same pattern"):
-        A.with_data(jsf.from_scipy(MOVED, "csr"))
-
-
 def test_identity_diagonals_and_pruned_entries():
     d = rng.normal(size=12).astype(np.float32)
     np.testing.assert_array_equal(jsf.eye(3, 5).todense(), np.eye(3, 5))
