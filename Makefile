@@ -110,7 +110,7 @@ $(CREATED):
 # A stamp comes last, so that an interrupted installation is taken up again. The demo needs less than the tests.
 $(RUNNABLE): $(CREATED) pyproject.toml jaxsparse_fmt/cli/command.py
 	@echo 'Installing jaxsparse with JAX for $(ACCELERATOR) into $(VENV)'
-	$(BIN)/python -m pip install --editable '.$(if $(WHEELS),[$(ACCELERATOR)])'
+	$(BIN)/python -m pip install --editable '.[plot$(WHEELS)]'
 	@touch $@
 
 $(INSTALLED): $(RUNNABLE)

@@ -64,7 +64,7 @@ API: dict[str, tuple[str, dict[types.ModuleType, str]]] = {
         },
     ),
     "api-eigenpairs": ("Eigenpairs", {solvers: "eigsh svds lobpcg EigenSolution SingularSolution"}),
-    "api-devices": ("Many devices", {jsf: "shard shard_from_rows boxes ShardedMatrix"}),
+    "api-devices": ("Many devices", {jsf: "shard shard_from_rows boxes ShardedMatrix save_rows saved_rows"}),
     "api-formats": (
         "Choose a format",
         {
@@ -73,10 +73,11 @@ API: dict[str, tuple[str, dict[types.ModuleType, str]]] = {
         },
     ),
     "api-tools": (
-        "Plans, files, model problems",
+        "Plans, files, pictures, model problems",
         {
             jsf.plan: "add multiply matmul triple assemble",
             jsf.io: "read_mtx write_mtx read_vector write_vector",
+            jsf.plot: "spy row_lengths convergence",
             jsf.gallery: """poisson convection_diffusion elasticity rigid_body_modes power_law adaptive_poisson
             irregular cfd hpcg holstein_hubbard""",
         },

@@ -13,6 +13,7 @@ from matplotlib import pyplot
 from matplotlib.patches import Rectangle
 
 import jaxsparse_fmt as jsf
+from jaxsparse_fmt import plot
 from jaxsparse_fmt.formats.base import ByRule
 from jaxsparse_fmt.formats.csr5 import CSR5
 from jaxsparse_fmt.formats.hyb import HYB
@@ -27,29 +28,9 @@ CONVERGENCE = {
     "positive_definite": "Diffusion, conductivities from 0.1 to 10 (positive definite): cg with four preconditioners",
     "nonsymmetric": "Convection and diffusion (nonsymmetric): three methods, and gmres with a preconditioner",
 }
-# Colours of Okabe and Ito's palette, distinct for every kind of colour vision and in print.
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-FAINT = "#8A8A8A"
-LIGHT: dict[Any, Any] = {
-    "font.size": 11,
-    "axes.titlesize": 12,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.titlepad": 10,
-    "axes.labelcolor": "#303030",
-    "axes.edgecolor": FAINT,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "xtick.color": "#303030",
-    "ytick.color": "#303030",
-    "text.color": "#303030",
-    "grid.color": "#E4E4E4",
-    "svg.fonttype": "none",
-}
-RTOL = 1e-8  # of the solves whose convergence is drawn
+LIGHT = plot.STYLE
 LIGHT_INK = "#E0E0E0"
-DARK = LIGHT | dict.fromkeys(("axes.labelcolor", "xtick.color", "ytick.color", "text.color"), LIGHT_INK)
+DARK = plot.STYLE | dict.fromkeys(("axes.labelcolor", "xtick.color", "ytick.color", "text.color"), LIGHT_INK)
 DARK |= {"axes.facecolor": "#131416", "grid.color": "#3A3A3A", "axes.edgecolor": "#808080"}
 
 # The layouts of the pictures: slices and blocks of 4 rows, where the defaults of 32 and 128 would hold all 12.
@@ -101,11 +82,11 @@ def layout(A: jsf.SparseMatrix, ax: Any = None) -> Any:
     ax = ax or pyplot.subplots(figsize=size, layout="constrained")[1]
     shades = matplotlib.colormaps["viridis"]
     has_columns = not (isinstance(A, ByRule) and isinstance(A.column, Blocked | Diagonal))
-    ax.plot(step, line, color=FAINT, lw=0.6, alpha=0.8, zorder=3)
+    ax.plot(step, line, color=plot.FAINT, lw=0.6, alpha=0.8, zorder=3)
     for i, j, r, c, value, is_live, is_read in zip(line, step, row, col, values, live, read[shown], strict=True):
         at, side = (j - 0.44, i - 0.44), 0.88
         if not is_live:
-            ax.add_patch(Rectangle(at, side, side, fc="none", ec=FAINT, lw=0.5, hatch="////", alpha=0.6))
+            ax.add_patch(Rectangle(at, side, side, fc="none", ec=plot.FAINT, lw=0.5, hatch="////", alpha=0.6))
             continue
         color = shades(0.35 + 0.6 * r / max(A.shape[0] - 1, 1))
         ax.add_patch(Rectangle(at, side, side, fc=color, ec="none", alpha=0.9 if is_read else 0.3, zorder=2))
@@ -201,7 +182,7 @@ def diffusion(n: int) -> scipy.sparse.csr_array:
 def convergences() -> Iterator[tuple[str, Callable[[Any], Any]]]:
     A = jsf.from_scipy(diffusion(16))
     b = np.ones(A.shape[0])
-    common = {"rtol": RTOL, "history": True}
+    common = {"rtol": 1e-8, "history": True}
     makers = {
         "none": None,
         "jacobi": precond.jacobi(A),
@@ -210,27 +191,12 @@ def convergences() -> Iterator[tuple[str, Callable[[Any], Any]]]:
         "multigrid": precond.multigrid(A),
     }
     solved = {name: cg(A, b, M=M, **common) for name, M in makers.items()}
-    yield "positive_definite", lambda ax: convergence(solved, ax)
+    yield "positive_definite", lambda ax: plot.convergence(solved, ax, rtol=1e-8)
     C = jsf.from_scipy(jsf.gallery.convection_diffusion(24))
     b = np.ones(C.shape[0])
     others = {f.__name__: f(C, b, **common) for f in (gmres, bicgstab, idrs)}
     others["gmres, incomplete_lu"] = gmres(C, b, M=precond.incomplete_lu(C), **common)
-    yield "nonsymmetric", lambda ax: convergence(others, ax)
-
-
-def convergence(curves: dict[str, Any], ax: Any = None) -> Any:
-    """Draws residual norms over iterations, each curve relative to its first norm, and the tolerance."""
-    ax = ax or pyplot.subplots(layout="constrained")[1]
-    for (name, sol), color in zip(curves.items(), COLORS, strict=False):
-        norms = np.asarray(sol.history)
-        ax.semilogy(norms / norms[0], color=color, label=name, lw=2)
-    line = {"color": matplotlib.rcParams["text.color"], "lw": 1, "ls": (0, (5, 4)), "zorder": 1}
-    ax.axhline(RTOL, label=f"asked for: {RTOL:.0e}", **line)
-    ax.set(title="Convergence", xlabel="iteration", ylabel="relative residual  ‖b − A·x‖ / ‖b‖")
-    ax.margins(x=0.01)
-    ax.grid(True)
-    ax.legend(frameon=False, loc="best")
-    return ax
+    yield "nonsymmetric", lambda ax: plot.convergence(others, ax, rtol=1e-8)
 
 
 def main(folder: Path) -> None:

@@ -2,7 +2,8 @@
 
 The run: a whole matrix, the state of its optimizer, and a checkpoint of both. The solve: `cg` from the last x kept.
 
-The matrix is a pytree, so Equinox writes it as it writes any model, and so does Orbax.
+The matrix is a pytree, so Equinox writes it as it writes any model, and so does Orbax. `jsf.save` writes the matrix
+alone, for other programs.
 
     python examples/checkpoint.py
 """
@@ -63,11 +64,13 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder)
         eqx.tree_serialise_leaves(path / "run.eqx", (A, state))
+        jsf.save(path / "matrix.npz", A)
         B, restored = eqx.tree_deserialise_leaves(path / "run.eqx", fresh())
         with ocp.StandardCheckpointer() as checkpointer:
             checkpointer.save(path / "orbax", (A, state))
             checkpointer.wait_until_finished()
             C, _ = checkpointer.restore(path / "orbax", jax.eval_shape(fresh))
+        alone = jsf.load(path / "matrix.npz")
         L, b = jsf.from_scipy(S, "hll", dtype="float32"), jnp.ones(S.shape[0], "float32")
         whole, again_from_disk = (solved(L, b, path / "solve", steps=5) for _ in range(2))
         assert whole.success and again_from_disk.success and again_from_disk.iterations == 0
@@ -77,6 +80,7 @@ def main():
         B, restored, again = step(B, restored)
     assert np.array_equal(A.data, B.data)
     assert np.array_equal(C.values, saved)
+    assert alone.nnz == S.nnz
     print(f"after 100 steps: loss {loss:.4f}, from the checkpoint {again:.4f}")
 
 

@@ -7,12 +7,10 @@ On every host, with the address of the first one and a free port of its:
 
 Slurm and Open MPI tell JAX all three: `srun python examples/multi_host.py --launched`. To try it on one machine, start
 both in two shells with 127.0.0.1 for the address. Without these options one process runs alone.
-With --saved each process reads its rows of SciPy's three arrays, indptr.npy, indices.npy and data.npy, from a folder
-that all processes see.
+With --saved each process reads its rows of a matrix that `jsf.save_rows` wrote, from a folder that all processes see.
 """
 
 import argparse
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -36,19 +34,13 @@ def poisson_rows(n: int, start: int, stop: int) -> sp.csr_array:
     return sp.csr_array((data[inside], col[inside], indptr), shape=(stop - start, n**3))
 
 
-def saved_rows(indptr: np.ndarray, indices: np.ndarray, data: np.ndarray, start: int, stop: int) -> sp.csr_array:
-    """Rows of a matrix in arrays on disk, of which only these are read."""
-    entries, shape = slice(indptr[start], indptr[stop]), (stop - start, len(indptr) - 1)
-    return sp.csr_array((data[entries], indices[entries], indptr[start : stop + 1] - indptr[start]), shape)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--coordinator", metavar="ADDRESS:PORT")
     parser.add_argument("--processes", type=int)
     parser.add_argument("--process", type=int)
     parser.add_argument("--launched", action="store_true", help="by srun or mpirun")
-    parser.add_argument("--saved", metavar="FOLDER", help="a symmetric positive definite matrix")
+    parser.add_argument("--saved", metavar="FOLDER", help="a symmetric positive definite matrix, of jsf.save_rows")
     parser.add_argument("--n", type=int, default=N)
     args = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
@@ -56,18 +48,14 @@ def main() -> None:
         jax.distributed.initialize(args.coordinator, args.processes, args.process)
 
     mesh = jax.make_mesh((jax.device_count(),), ("rows",))
-    n, make, starts, made = args.n**3, functools.partial(poisson_rows, args.n), None, []
-    if args.saved:
-        names = "indptr", "indices", "data"
-        saved = [np.load(f"{args.saved}/{name}.npy", mmap_mode="r") for name in names]
-        n, make = len(saved[0]) - 1, functools.partial(saved_rows, *saved)
-        starts = np.searchsorted(saved[0], saved[0][-1] * np.linspace(0, 1, jax.device_count() + 1))
+    saved, made = jsf.saved_rows(args.saved) if args.saved else None, []
+    n = saved.shape[0] if saved else args.n**3
 
     def rows_of(start: int, stop: int) -> sp.csr_array:
         made.append(stop - start)
-        return make(start, stop)
+        return saved(start, stop) if saved else poisson_rows(args.n, start, stop)
 
-    A = jsf.shard_from_rows(rows_of, n, mesh, starts=starts)
+    A = jsf.shard_from_rows(rows_of, n, mesh, starts=saved and saved.starts(jax.device_count()))
     b = A @ jnp.ones(n)
     sol = solvers.cg(A, b, rtol=1e-10)
     sol.raise_for_status()

@@ -46,12 +46,15 @@ from jaxsparse_fmt.formats import (
 from jaxsparse_fmt.formats.paired import Paired
 from jaxsparse_fmt.interchange import from_bcoo, from_bcsr, from_cupy, to_bcoo, to_bcsr, to_cupy
 from jaxsparse_fmt.kernels.backends.selection import BACKENDS, use_backend
+from jaxsparse_fmt.saved import load, save
 
 if TYPE_CHECKING:
-    from jaxsparse_fmt import gallery
+    from jaxsparse_fmt import gallery, plot
     from jaxsparse_fmt.distributed import (
         ShardedMatrix,
         boxes,
+        save_rows,
+        saved_rows,
         shard,
         shard_from_rows,
     )
@@ -59,18 +62,18 @@ if TYPE_CHECKING:
 __all__ = ["BIELL", "BIJAD", "BSR", "COO", "CSC", "CSR", "CSR5", "DIA", "ELL", "ELLR", "ELLRT", "FORMATS", "HDIA"]
 __all__ += ["HLL", "HYB", "JDS", "PELLR", "PJDS", "SELL"]
 __all__ += ["Basis", "Choice", "Paired", "SparseMatrix", "Transposed", "spmv"]
-__all__ += ["from_bcoo", "from_bcsr", "from_coo", "from_cupy", "from_dense", "from_scipy", "order", "read_mtx"]
+__all__ += ["from_bcoo", "from_bcsr", "from_coo", "from_cupy", "from_dense", "from_scipy", "load", "order", "read_mtx"]
 __all__ += ["assembly", "block", "diags", "eye", "hstack", "kron", "plan", "prune", "tril", "triu", "vstack"]
 __all__ += ["to_bcoo", "to_bcsr", "to_cupy"]
-__all__ += ["BACKENDS", "choose", "gallery", "io", "use_backend"]
-__all__ += ["ShardedMatrix", "boxes", "shard", "shard_from_rows"]
+__all__ += ["BACKENDS", "choose", "gallery", "io", "plot", "save", "use_backend"]
+__all__ += ["ShardedMatrix", "boxes", "save_rows", "saved_rows", "shard", "shard_from_rows"]
 
 exportable(*FORMATS.values(), Basis, Paired, Transposed)
 
 
 def __getattr__(name: str) -> Any:
-    """Imports `gallery` and the names of `distributed` at their first use; most programs need none."""
-    if name == "gallery":
+    """Imports `gallery`, `plot` and the names of `distributed` at their first use; most programs need none."""
+    if name in ("gallery", "plot"):
         return importlib.import_module(f"jaxsparse_fmt.{name}")
     if name in __all__:
         return getattr(importlib.import_module("jaxsparse_fmt.distributed"), name)

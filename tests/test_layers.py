@@ -17,7 +17,7 @@ FLOORS = (
     "formats",
     "choose algebra",
     "convert",
-    "distributed interchange",
+    "distributed interchange saved plot",
     "solvers jaxsparse_fmt",
     "cli benchmarks",
 )
@@ -31,7 +31,8 @@ ALLOWED = {
     "models": {"numpy"},
     "gallery": NUMERIC,
     "io": NUMERIC,
-    "cli": THIRD_PARTY | {"rich"},
+    "cli": THIRD_PARTY | {"rich", "matplotlib"},
+    "plot": NUMERIC | {"matplotlib"},
     "solvers": {"numpy", "jax"},
 }
 # Modules of the solvers that import more: SciPy, other libraries, and the functions that make matrices.
@@ -69,7 +70,7 @@ SOLVERS_ALLOWED = {
 }
 OPERATOR = {f"jaxsparse_fmt.{name}" for name in ("_types", "core.mesh_axes", "core.basis", "core.vector_passes")}
 # Imported where they are used, so that `import jaxsparse_fmt` and `import solvers` do not pay for them.
-LAZY = ("rich", "pyamg", "jax.experimental", "jax._src", "numba", "llvmlite")
+LAZY = ("rich", "matplotlib", "pyamg", "jax.experimental", "jax._src", "numba", "llvmlite")
 # Modules that are themselves imported so, inside functions of their neighbours.
 KERNELS = ("handler", "numba_kernels")
 LATE = {f"jaxsparse_fmt.kernels.cpu.{name}" for name in KERNELS}
@@ -171,7 +172,7 @@ def run(code: str) -> str:
 def test_importing_the_package_and_the_solvers_leaves_heavy_modules_alone():
     told = run("import sys, jaxsparse_fmt; print(*sys.modules); import solvers; print(*sys.modules)")
     package, both = (line.split() for line in told.splitlines())
-    heavy = ("rich", "numba", "jax.experimental.pallas")
-    ours = ("solvers", *(f"jaxsparse_fmt.{name}" for name in ("cli.main", "distributed")))
+    heavy = ("matplotlib", "rich", "numba", "jax.experimental.pallas")
+    ours = ("solvers", *(f"jaxsparse_fmt.{name}" for name in ("cli.main", "plot", "distributed")))
     assert not [name for name in package if name.startswith((*heavy, *ours))]
     assert not [name for name in both if name.startswith((*heavy, "pyamg", "lineax", "equinox"))]

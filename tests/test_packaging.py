@@ -19,7 +19,7 @@ NAMED = re.compile(r"jaxsparse\[([\w,\s-]+)\]|'\.\[([\w,\s-]+)\]'")
 
 
 def named_in(text: str) -> set[str]:
-    """The extras that a text asks for, as `jaxsparse[lineax]` or as `'.[lineax]'`."""
+    """The extras that a text asks for, as `jaxsparse[plot]` or as `'.[plot]'`."""
     return {name.strip() for match in NAMED.findall(text) for name in "".join(match).split(",")}
 
 
@@ -32,7 +32,7 @@ def test_every_extra_that_a_document_or_a_message_names_exists():
     files = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob(".github/**/*.yml"), ROOT / "Makefile"]
     files += [*ROOT.glob("jaxsparse_fmt/**/*.py"), *ROOT.glob("solvers/**/*.py")]
     named = set().union(*(named_in(path.read_text(encoding="utf-8")) for path in files))
-    assert {"lineax", "docs"} <= named <= set(EXTRAS)
+    assert {"plot", "docs"} <= named <= set(EXTRAS)
 
 
 SMOKE = """

@@ -19,7 +19,7 @@ import jaxsparse_fmt as jsf
 import solvers
 
 PINNED = pathlib.Path(__file__).with_name("public_api.txt")
-MODULES = (jsf, jsf.choose, jsf.gallery, jsf.io, solvers, solvers.precond)
+MODULES = (jsf, jsf.choose, jsf.gallery, jsf.io, jsf.plot, solvers, solvers.precond)
 OPERATORS = "__abs__ __getitem__ __iter__ __len__ __matmul__ __mul__ __neg__ __rmatmul__ __rmul__ __truediv__"
 # Members without an underscore that only other modules of the two packages use.
 INTERNAL = {

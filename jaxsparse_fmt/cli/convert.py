@@ -4,21 +4,26 @@ import argparse
 import sys
 
 import scipy.io
-import scipy.sparse
 
-from jaxsparse_fmt._types import Csr, replacing
+from jaxsparse_fmt import convert, saved
+from jaxsparse_fmt._types import Csr
 from jaxsparse_fmt.cli import arguments, tables
 from jaxsparse_fmt.cli.arguments import argument
 from jaxsparse_fmt.cli.progress import Progress
+from jaxsparse_fmt.formats import FORMATS
 from jaxsparse_fmt.io import files
 
 HELP = "write a matrix as another file"
-ABOUT = "Reads a matrix and writes it as Matrix Market, or as the .npz of scipy.sparse.save_npz."
+ABOUT = "Reads a matrix and writes it as Matrix Market, or as the .npz of jsf.save, which holds its format too."
 SUFFIXES = (".mtx", ".mtx.gz", ".npz")
-EXAMPLES = ["matrix.mtx.gz matrix.npz", "matrix.npz - | gzip > matrix.mtx.gz"]
+
+
+KNOWN = ("auto", *FORMATS)
+EXAMPLES = ["matrix.mtx.gz matrix.npz --format sell", "matrix.npz - | gzip > matrix.mtx.gz"]
 ARGUMENTS = [
     arguments.FILE,
     argument("out", f"{', '.join(SUFFIXES)}; - for Matrix Market to standard output", metavar="OUT"),
+    argument("--format", "the storage format in an .npz; default csr", choices=KNOWN, default="csr", metavar="NAME"),
     arguments.DTYPE,
 ]
 
@@ -45,7 +50,7 @@ def _write(S: Csr, args: argparse.Namespace) -> None:
         except OSError as error:
             raise tables.OutputLost(f"standard output: {error.strerror}") from error
     elif args.out.lower().endswith(".npz"):
-        with replacing(args.out) as file:
-            scipy.sparse.save_npz(file, S, compressed=False)
+        with arguments.word_length(S.dtype):
+            saved.save(args.out, convert.from_scipy(S, args.format, S.dtype))
     else:
         files.write_mtx(args.out, S)

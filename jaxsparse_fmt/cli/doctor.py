@@ -22,7 +22,7 @@ HELP = "check this installation"
 ABOUT = "Shows versions, devices and kernels; checks a product and a solve on every device, and names cures."
 EXAMPLES = ["", "--json"]
 ARGUMENTS: list[Any] = []
-PACKAGES = ("jax", "jaxlib", "numpy", "scipy", "numba", "absl-py", "pyamg", "lineax")
+PACKAGES = ("jax", "jaxlib", "numpy", "scipy", "numba", "absl-py", "matplotlib", "pyamg", "lineax")
 CUSTOM_CALL = re.compile(r'custom_call_target="([^"]+)"')
 TOLERANCES = {"product": 1e-5, "solve": 1e-3}  # in float32, relative to the largest number
 REPORT = "report it with these lines; until then try `with jsf.use_backend('xla')`"

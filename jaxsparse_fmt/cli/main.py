@@ -17,13 +17,14 @@ import jax
 
 from jaxsparse_fmt._types import did_you_mean, exposed, make_private, user_cache
 from jaxsparse_fmt._version import __version__
-from jaxsparse_fmt.cli import bench, convert, demo, doctor, info, process, solve, tables
+from jaxsparse_fmt.cli import bench, convert, demo, doctor, info, plots, process, solve, tables
 from jaxsparse_fmt.cli.arguments import BadInput
 from jaxsparse_fmt.cli.progress import Progress
 
 COMMANDS = {
     "solve": solve,
     "info": info,
+    "plot": plots,
     "bench": bench,
     "convert": convert,
     "demo": demo,

@@ -12,7 +12,7 @@ import scipy.sparse
 
 import solvers
 from jaxsparse_fmt._types import readable_bytes
-from jaxsparse_fmt.cli import arguments, measure, tables
+from jaxsparse_fmt.cli import arguments, measure, plots, tables
 from jaxsparse_fmt.cli.arguments import argument
 from jaxsparse_fmt.cli.info import asymmetry
 from jaxsparse_fmt.cli.progress import Progress, residuals
@@ -44,6 +44,7 @@ ARGUMENTS = [
     arguments.FILE,
     argument("--rhs", "b: .mtx, .mtx.gz, .npy or .txt; without: A·1", metavar="FILE"),
     argument("--out", "write x here: .mtx, .mtx.gz, .npy or .txt; -: standard output", metavar="FILE"),
+    argument("--plot", f"draw a picture, {' or '.join(arguments.PICTURES)}", metavar="FILE"),
     argument("--format", FORMAT, choices=("auto", "tune", *FORMATS), default="auto", metavar="NAME"),
     arguments.DTYPE,
     argument("--method", METHOD, choices=METHODS, default="auto", metavar="NAME"),
@@ -56,6 +57,8 @@ ARGUMENTS = [
 
 
 def run(args: argparse.Namespace, progress: Progress) -> tables.Done:
+    if args.plot:
+        arguments.check_picture(args.plot, args.file)
     if args.out not in (None, "-"):
         arguments.check_output(args.out, files.VECTOR_SUFFIXES, args.file, args.rhs or args.file)
     arguments.check_backend(args)
@@ -71,6 +74,7 @@ def run(args: argparse.Namespace, progress: Progress) -> tables.Done:
     options = {
         "rtol": args.rtol,
         "maxiter": args.maxiter,
+        "history": bool(args.plot),
         "progress": residuals(progress.show, b_norm, args.rtol * b_norm),
     }
     dtype = arguments.dtype_of(args, np.result_type(S, b))
@@ -99,17 +103,22 @@ def run(args: argparse.Namespace, progress: Progress) -> tables.Done:
         except solvers.SolverError as error:
             failures.append(f"{args.file}: {error}")
     x = np.asarray(sol.x)
+    curves = {f"{sol.iterations:,} iterations": sol.history}
     name, status = Path(args.file).name, solvers.Status(sol.status)
     rows = [*_matrix_rows(S, stored, product), *_answer_rows(args, S, b, x, sol)]
     faults = []
     progress.clear()
-    if args.out:
-        try:  # print the table even if the file cannot be written
-            with arguments.blaming(args.out):
-                _write(args.out, x)
-            rows.append(("x written to", args.out))
-        except arguments.BadInput as error:
-            faults.append(str(error))
+    for what, path, write in (
+        ("x written to", args.out, lambda: _write(args.out, x)),
+        ("drawn in", args.plot, lambda: plots.draw(args.plot, S, name, curves, args.rtol)),
+    ):
+        if path:
+            try:  # print the table even if a file cannot be written
+                with arguments.blaming(path):
+                    write()
+                rows.append((what, path))
+            except arguments.BadInput as error:
+                faults.append(str(error))
     rows += [("status", status.name if failures else f"{status.name}: {status.message}"), ("wall time", wall)]
     record = {"file": args.file, "format": stored.A.name, "device": measure.device(), "iterations": sol.iterations}
     record |= {

@@ -5,8 +5,8 @@ import sys
 
 import numpy as np
 import pytest
-import scipy.sparse
 
+import jaxsparse_fmt as jsf
 from jaxsparse_fmt.cli import main
 from jaxsparse_fmt.io import files
 from tests.cli.conftest import POISSON
@@ -21,9 +21,10 @@ class Piped(io.TextIOWrapper):
 
 def test_convert_there_and_back_keeps_every_entry(poisson: str, tmp_path, monkeypatch, capsys):
     stored, back = str(tmp_path / "a.npz"), str(tmp_path / "b.mtx.gz")
-    assert main.main(["convert", poisson, stored, "--dtype", "float32"]) == 0
+    assert main.main(["convert", poisson, stored, "--format", "sell", "--dtype", "float32"]) == 0
     assert "216 × 216" in capsys.readouterr().out
-    assert scipy.sparse.load_npz(stored).dtype == np.float32
+    A = jsf.load(stored)
+    assert A.name == "sell" and A.dtype == np.float32
     assert main.main(["convert", stored, back]) == 0
     assert (files.read_mtx(back) != POISSON).nnz == 0
     out = Piped()
@@ -38,7 +39,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_reading(out: str, text:
     assert text in capsys.readouterr().err
 
 
-def test_a_file_that_scipy_did_not_write_is_named(tmp_path, capsys):
+def test_a_file_that_no_save_wrote_is_named(tmp_path, capsys):
     (tmp_path / "a.npz").write_bytes(b"nothing")
     assert main.main(["info", str(tmp_path / "a.npz")]) == 2
     assert "a.npz" in capsys.readouterr().err.splitlines()[-1]

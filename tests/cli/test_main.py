@@ -96,11 +96,12 @@ def test_a_tolerance_that_the_dtype_forbids_is_told_and_is_no_failure(poisson: s
 
 
 def test_solve_leaves_what_was_asked_for_and_nothing_else_and_prints_no_control_character(poisson, tmp_path, capfd):
-    x = tmp_path / "x.mtx.gz"
+    x, picture = tmp_path / "x.mtx.gz", tmp_path / "solve.png"
     x.write_text("old")
-    assert main.main(["solve", poisson, "--out", str(x)]) == 0
-    assert {p.name for p in tmp_path.iterdir()} == {"poisson.mtx", "x.mtx.gz"}
+    assert main.main(["solve", poisson, "--out", str(x), "--plot", str(picture)]) == 0
+    assert {p.name for p in tmp_path.iterdir()} == {"poisson.mtx", "x.mtx.gz", "solve.png"}
     np.testing.assert_allclose(files.read_vector(x), 1, rtol=1e-4)
+    assert picture.read_bytes().startswith(b"\x89PNG")
     captured = capfd.readouterr()
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", captured.out + captured.err)
     assert captured.err.splitlines()[0] == f"read: {poisson}"
@@ -222,17 +223,20 @@ def test_no_line_off_a_terminal_is_longer_than_80(args, tmp_path, capsys, monkey
 
 
 @pytest.mark.parametrize(
-    ("out", "text"),
+    ("option", "value", "text"),
     [
-        ("x.csv", r"x\.csv: .*\.mtx, \.mtx\.gz, \.npy, \.txt"),
-        ("nowhere/x.npy", "no folder nowhere"),
-        ("nowhere/X.NPY", "no folder nowhere"),  # as a name it would do
-        ("./A.mtx", "overwrite"),
-        (".", "is a folder; name a file in it"),
+        ("--out", "x.csv", r"x\.csv: .*\.mtx, \.mtx\.gz, \.npy, \.txt"),
+        ("--out", "nowhere/x.npy", "no folder nowhere"),
+        ("--out", "nowhere/X.NPY", "no folder nowhere"),  # as a name it would do
+        ("--plot", "a.bmp", r"a\.bmp: .*\.png"),
+        ("--plot", "nowhere/a.png", "no folder nowhere"),
+        ("--out", "./A.mtx", "overwrite"),
+        ("--out", ".", "is a folder; name a file in it"),
+        ("--plot", ".", "is a folder; name a file in it"),
     ],
 )
-def test_results_that_cannot_be_written_are_refused_before_reading(out: str, text: str, capsys):
-    assert re.search(text, refused(capsys, "solve", "A.mtx", "--out", out))
+def test_results_that_cannot_be_written_are_refused_before_reading(option: str, value: str, text: str, capsys):
+    assert re.search(text, refused(capsys, "solve", "A.mtx", option, value))
 
 
 @pytest.mark.skipif(jax.default_backend() == "gpu", reason="needs a machine without a GPU")

@@ -1,0 +1,69 @@
+"""`jaxsparse plot`, and the pictures of convergence of other commands.
+
+`jaxsparse_fmt.plot` draws them. `draw` writes its file whole or not at all, needs no display, and leaves pyplot's state
+alone.
+"""
+
+import argparse
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import scipy.sparse
+
+from jaxsparse_fmt import plot
+from jaxsparse_fmt._types import replacing
+from jaxsparse_fmt.cli import arguments, tables
+from jaxsparse_fmt.cli.arguments import argument
+from jaxsparse_fmt.cli.progress import Progress
+
+HELP = "draw a matrix"
+ABOUT = "Draws the pattern and the row lengths of a matrix."
+
+
+EXAMPLES = ["matrix.mtx.gz matrix.png"]
+ARGUMENTS = [arguments.FILE, argument("out", f"the picture, {' or '.join(arguments.PICTURES)}", metavar="OUT")]
+
+
+def run(args: argparse.Namespace, progress: Progress) -> tables.Done:
+    arguments.check_picture(args.out, args.file)
+    S = arguments.read_matrix(args, progress)
+    with progress.stage("draw", args.out), arguments.blaming(args.out):
+        draw(args.out, S, Path(args.file).name)
+    record = {"file": args.file, "out": args.out, "rows": S.shape[0], "columns": S.shape[1], "nnz": S.nnz}
+    return tables.Done(record, [f"The picture is in {args.out}."])
+
+
+def draw(
+    path: str | os.PathLike[str],
+    S: scipy.sparse.csr_array,
+    name: str,
+    curves: Mapping[str, Any] | None = None,
+    rtol: float | None = None,
+) -> None:
+    """Draws a canonical matrix, and the convergence of solvers.
+
+    Args:
+      name: of the matrix, for the title.
+      curves: as of `plot.convergence`; without any, only the matrix is drawn.
+      rtol: the relative residual that the user wants, drawn as a line.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    with matplotlib.rc_context(plot.STYLE):
+        layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1, wspace=0.03, hspace=0.04)
+        fig = Figure(figsize=(12, 7.6) if curves else (12, 5.4), layout=layout)
+        title = f"{name}  ·  {S.shape[0]:,} × {S.shape[1]:,}  ·  {S.nnz:,} entries"
+        fig.suptitle(title, fontsize=14, x=0.012, ha="left")
+        if curves:
+            panels = fig.subplot_mosaic("ccs;ccl", height_ratios=(1.26, 1))
+            plot.convergence(curves, panels["c"], rtol=rtol)
+        else:
+            panels = fig.subplot_mosaic("ls", width_ratios=(1.15, 1))
+        plot.row_lengths(S, panels["l"])
+        plot.spy(S, panels["s"])
+        with replacing(path) as file:
+            fig.savefig(file, format=Path(path).suffix[1:].lower(), dpi=150)

@@ -1,0 +1,174 @@
+"""Saved matrices: what comes back, and what is refused."""
+
+import io
+import json
+import zipfile
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.io
+import scipy.sparse
+
+import jaxsparse_fmt as jsf
+from tests.marks import few
+from tests.zoo import ALL, CASES, LAYOUTS
+
+S = jsf.gallery.poisson(4, dim=2)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "matrix.npz"
+
+
+def again(path, A):
+    jsf.save(path, A)
+    return jsf.load(path)
+
+
+def rewritten(path, compress=False, **changes):
+    """The file with other arrays, or with other words in its header."""
+    with np.load(path) as file:
+        arrays = dict(file)
+    header = json.loads(arrays["header"].tobytes())
+    header |= {k: v for k, v in changes.items() if k not in arrays}
+    arrays |= {k: v for k, v in changes.items() if k in arrays}
+    if "header" not in changes:
+        arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
+    (np.savez_compressed if compress else np.savez)(path, **arrays)
+
+
+# Every layout alone or with its transpose: both have the arrays of the layout.
+@pytest.mark.parametrize(
+    ("layout", "transpose"), few([(layout, i % 2 == 1) for i, layout in enumerate(LAYOUTS)], 8), ids=str
+)
+def test_every_array_comes_back(layout, transpose, path):
+    A = layout.of(ALL.scipy(), transpose=transpose)
+    B = again(path, A)
+    assert jax.tree.structure(A) == jax.tree.structure(B)
+    for a, b in zip(jax.tree.leaves(A), jax.tree.leaves(B), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "complex64", "complex128"])
+def test_every_dtype_comes_back_to_the_bit(dtype, path):
+    A = jsf.from_scipy(CASES["irregular"].scipy(), "ell")
+    A = A.with_data(jnp.asarray(np.asarray(A.data) / 3, dtype))
+    B = again(path, A)
+    assert B.dtype == dtype
+    assert np.asarray(A.data).tobytes() == np.asarray(B.data).tobytes()
+
+
+def test_a_file_of_64_bits_is_read_in_32_where_asked(path):
+    jsf.save(path, jsf.from_scipy(S, "hll"))
+    with jax.enable_x64(False):
+        with pytest.raises(ValueError, match="jax_enable_x64"):
+            jsf.load(path)
+        assert jsf.load(path, "float32").dtype == np.float32
+
+
+def test_save_names_the_cure_for_what_it_does_not_take(path):
+    A = jsf.from_scipy(S, "csr")
+    mesh = jax.make_mesh((1,), ("rows",))
+    for other in (jsf.shard(S, mesh), S, A.T):
+        with pytest.raises(TypeError, match=r"one device.*save_rows"):
+            jsf.save(path, other)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="outside jit"):
+        jax.jit(lambda A: jsf.save(path, A))(A)
+    with pytest.raises(ValueError, match="stack"):
+        jsf.save(path, jax.vmap(A.with_data)(np.ones((2, A.nnz))))
+    assert not path.exists()
+
+
+def moved(name, place, number):
+    """The array of a saved `S` with one other number."""
+    csr = S.tocsr()
+    array = {"indptr": csr.indptr.astype(np.int64), "indices": csr.indices.astype(np.int32)}[name]
+    array[place] = number
+    return {name: array}
+
+
+def stored(**layout):
+    return {"storage": [{"format": "hll", "layout": {"slice_size": 4, "sigma": 1} | layout}]}
+
+
+REFUSED = {
+    "newer": ({"version": 5}, "its version is 5, and this library reads 4"),
+    "unknown format": ({"storage": [{"format": "abc", "layout": {}}]}, "'abc' is unknown.*update"),
+    "options of another": ({"storage": [{"format": "csr", "layout": {"sigma": 1}}]}, "has the options"),
+    "an option that is a word": (stored(slice_size="x"), "slice_size"),
+    "three storages": ({"storage": stored()["storage"] * 3}, "one or two formats"),
+    "shape": ({"shape": [16, -1]}, "is not that of a matrix"),
+    "narrow": ({"shape": [16, 3]}, "a column is outside 0 to 2"),
+    "dtype": ({"dtype": "object"}, "dtype 'object'"),
+    "integers": ({"dtype": "int64", "data": np.ones(64, int)}, "dtype int64 cannot hold matrix values"),
+    "another dtype": ({"dtype": "float32"}, "it has float64 .* names float32"),
+    "backend": ({"backend": "abc"}, "abc"),
+    "a header that is none": ({"header": np.frombuffer(b"{", np.uint8)}, "is not JSON"),
+    "a falling pointer": (moved("indptr", 3, 40), "row pointers do not rise"),
+    "a pointer past the end": (moved("indptr", -1, 10**6), "row pointers do not rise"),
+    "a column past the end": (moved("indices", 5, 16), "a column is outside"),
+    "an entry twice": (moved("indices", 1, 0), "an entry twice"),
+    "indices of floats": ({"indices": np.zeros(64, np.float32)}, "at float32 columns"),
+    "too few indices": ({"indices": np.zeros(3, np.int32)}, "do not fit"),
+    "two axes": ({"data": np.ones((8, 8))}, "no array of numbers"),
+    "objects": ({"data": np.array([{}] * 64)}, "no array"),
+}
+
+
+@pytest.mark.parametrize(("changes", "words"), REFUSED.values(), ids=REFUSED)
+def test_a_wrong_file_is_refused_in_words(changes, words, path):
+    jsf.save(path, jsf.from_scipy(S, "hll", slice_size=4))
+    assert jsf.load(path).nnz == S.nnz
+    rewritten(path, **changes)
+    with pytest.raises(ValueError, match=words) as refusal:
+        jsf.load(path)
+    assert str(path) in str(refusal.value)
+
+
+def test_a_file_that_would_take_more_memory_than_it_has_is_refused_before(path):
+    jsf.save(path, jsf.from_scipy(S, "csr"))
+    with zipfile.ZipFile(path) as file:
+        members = {name: file.read(name) for name in file.namelist()}
+    rewritten(path, compress=True)
+    with pytest.raises(ValueError, match="compressed"):
+        jsf.load(path)
+    huge = io.BytesIO()
+    np.lib.format.write_array_header_1_0(huge, {"descr": "<f8", "fortran_order": False, "shape": (10**15,)})
+    with zipfile.ZipFile(path, "w") as file:
+        for name, content in (members | {"data.npy": huge.getvalue()}).items():
+            file.writestr(name, content)
+    with pytest.raises(ValueError, match="no array of numbers"):
+        jsf.load(path)
+
+
+def test_no_damaged_file_is_read_and_no_other_error_is_raised(path):
+    jsf.save(path, jsf.from_scipy(S, "csr"))
+    whole = path.read_bytes()
+    rng = np.random.default_rng(0)
+    for cut in range(0, len(whole), 37):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(ValueError, match=r"matrix\.npz"):
+            jsf.load(path)
+    for place in rng.integers(0, len(whole), 300):
+        spoiled = bytearray(whole)
+        spoiled[place] ^= 1 << rng.integers(8)
+        path.write_bytes(spoiled)
+        try:
+            A = jsf.load(path)
+        except ValueError as error:
+            assert "matrix.npz" in str(error)
+        else:  # a byte that holds nothing, as of a date
+            np.testing.assert_array_equal(A.todense(), S.toarray())
+
+
+def test_a_file_of_scipys_names_its_reader(path):
+    scipy.sparse.save_npz(path, scipy.sparse.eye_array(3))
+    with pytest.raises(ValueError, match="load_npz"):
+        jsf.load(path)
+    scipy.io.savemat(path.with_suffix(".mat"), {"A": S})
+    with pytest.raises(ValueError, match="loadmat"):
+        jsf.load(path.with_suffix(".mat"))
