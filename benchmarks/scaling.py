@@ -15,7 +15,7 @@ import functools
 import itertools
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -115,10 +115,10 @@ def _format(A: Any) -> str:
 
 
 class Bench:
-    """Times steps on some numbers of devices."""
+    """Times steps on some numbers of devices, of problems whose names start with one of `problems`."""
 
-    def __init__(self, counts: list[int], modes: list[str], small: bool):
-        self.counts, self.modes, self.small = counts, modes, small
+    def __init__(self, counts: list[int], modes: list[str], small: bool, problems: Sequence[str] = ("",)):
+        self.counts, self.modes, self.small, self.problems = counts, modes, small, tuple(problems)
         self.devices = jax.devices()
         self.poisson = functools.cache(self._poisson)  # for two sections
 
@@ -127,6 +127,8 @@ class Bench:
         alone = None
         for count in self.counts:
             problem = problem_of(count)
+            if not problem.name.startswith(self.problems):
+                return
             problem = dataclasses.replace(problem, rows_of=functools.cache(problem.rows_of))  # for all modes
             for mode in self.modes if count > 1 else ["-"]:
                 start = time.perf_counter()
@@ -168,8 +170,9 @@ class Bench:
             (f"Holstein-Hubbard {sites}, {sites}, {phonons}", jsf.gallery.holstein_hubbard, (sites, sites, phonons)),
             (f"power law {nodes:,}", jsf.gallery.power_law, (nodes,)),
         ):
-            problem = irregular(name, make(*size))
-            yield from self.steps(lambda _, problem=problem: problem, is_weak=False)
+            if name.startswith(self.problems):
+                problem = irregular(name, make(*size))
+                yield from self.steps(lambda _, problem=problem: problem, is_weak=False)
 
     def _poisson(self, count: int) -> tuple[Any, jax.Array]:
         """A 7-point matrix with the same work on every device, and a vector."""
@@ -225,13 +228,14 @@ def main(argv: list[str] | None = None) -> int:
     counts = lambda text: [int(part) for part in text.split(",")]  # noqa: E731
     parser.add_argument("--devices", type=counts, help="such as 1,8; default: those of 1, 2, 4, 8 that are there")
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
+    parser.add_argument("--problems", nargs="+", default=[""], help="first words of those to step, as in the tables")
 
     def sections(args: argparse.Namespace) -> report.Sections:
         there = len(jax.devices())
         found = args.devices or [n for n in (1, 2, 4, 8) if n <= there]
         if max(found) > there or min(found) < 1:
             parser.error(f"--devices {found}: JAX sees {there}")
-        bench = Bench(sorted(found), args.modes, args.small)
+        bench = Bench(sorted(found), args.modes, args.small, args.problems)
         made = (bench.weak, bench.strong, bench.products, bench.refinement, bench.irregular, bench.multigrid)
         return report.provenance() | {"devices": str(there)}, [(f.__name__, f) for f in made]
 
