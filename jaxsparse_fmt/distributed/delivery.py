@@ -101,35 +101,24 @@ def fetched(wanted: dict[int, np.ndarray], B: Any, starts: np.ndarray, mesh: Mes
     return of_each(lambda k: stacked(B[k][:0], *of[k].values()), of, mesh)
 
 
-def meeting(A: Pieces, B: Pieces, starts: np.ndarray, mesh: Mesh) -> dict[int, tuple[Csr, Csr, np.ndarray, np.ndarray]]:
-    """For each shard its rows of A, the rows of B that their columns name, and the rising numbers of these rows and of
-    the columns in them.
-
-    The two matrices are the factors of its rows of A·B, without empty columns, so that scratch is of the shard's size.
+def meeting(A: Pieces, B: Any, starts: np.ndarray, mesh: Mesh) -> dict[int, tuple[Csr, Any]]:
+    """For each shard its rows of A without the empty columns, and the rows of B, matrices or arrays, that belong to the
+    others: the factors of its rows of A·B.
 
     Args:
       starts: [parts + 1] of A's columns and B's rows.
     """
-    wanted = of_each(lambda k: needed(A[k].indices, starts[k], starts[k + 1]), A, mesh)
-    others = fetched(wanted, B, starts, mesh)
+    wanted = of_each(lambda k: np.unique(A[k].indices), A, mesh)
+    rows = fetched(wanted, B, starts, mesh)
 
-    def met(k: int) -> tuple[Csr, Csr, np.ndarray, np.ndarray]:
-        S = A[k]
-        (start, stop), first = starts[k : k + 2], np.searchsorted(wanted[k], starts[k])
-        col, away = S.indices - start + first, (S.indices < start) | (S.indices >= stop)
-        far = S.indices[away]
-        col[away] = np.searchsorted(wanted[k], far) + np.where(far >= stop, stop - start, 0)
-        rows = stacked(others[k][:first], B[k], others[k][first:])
-        left = scipy.sparse.csr_array((S.data, col.astype(np.int32), S.indptr), shape=(S.shape[0], rows.shape[0]))
-        left.has_canonical_format = True
-        columns, at = _numbered(rows.indices)
-        right = scipy.sparse.csr_array((rows.data, at.astype(np.int32), rows.indptr), (rows.shape[0], columns.size))
-        return left, right, np.concatenate([wanted[k][:first], np.arange(start, stop), wanted[k][first:]]), columns
+    def met(k: int) -> tuple[Csr, Any]:
+        col = np.searchsorted(wanted[k], A[k].indices).astype(np.int32)
+        return scipy.sparse.csr_array((A[k].data, col, A[k].indptr), (A[k].shape[0], wanted[k].size)), rows[k]
 
     return of_each(met, A, mesh)
 
 
-def _numbered(a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def numbered(a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """As np.unique(a, return_inverse=True); where the numbers lie close, by marks, which takes a tenth of the time."""
     width = int(np.ptp(a)) + 1 if a.size else 1
     if width > 4 * a.size:

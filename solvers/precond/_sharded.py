@@ -3,14 +3,16 @@
     shard 0  ■■■■■■■■ → ■■■ ╮                 aggregates lie inside a shard, so T is block diagonal;
     shard 1  ■■■■■■■■ → ■■■ ┴ ■■■■ → ■ → A⁺   P = T − ω/λ·D⁻¹·A'·T and R·A·P fetch rows that the halo names
 
-A process works on the rows of its own shards, as `_hierarchy` does on all rows, and fetches rows of others. A coarse
-level of `WHOLE` rows or fewer is whole on every device, set up by `_hierarchy` and multiplied without exchanges: a sum
-over the devices leads there, and the way back needs none. All other arrays of a device have its share of the rows.
+A process works on the rows of its own shards. The block of a shard's own columns is coarsened as in `_hierarchy`; the
+few entries that couple it to other shards multiply rows fetched from there. A coarse level of `WHOLE` rows or fewer is
+whole on every device, set up by `_hierarchy` and multiplied without exchanges: a sum over the devices leads there, and
+the way back needs none. All other arrays of a device have its share of the rows.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,9 +25,9 @@ from jaxsparse_fmt._types import Target, check_keeps_imaginary, pytree
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.distributed.build import assemble
 from jaxsparse_fmt.distributed.common_format import Request, in_one_format
-from jaxsparse_fmt.distributed.delivery import Pieces, meeting, stacked, turned
+from jaxsparse_fmt.distributed.delivery import Pieces, meeting, numbered, stacked, turned
 from jaxsparse_fmt.distributed.entries import pieces
-from jaxsparse_fmt.distributed.processes import agree, everyones, of_each
+from jaxsparse_fmt.distributed.processes import agree, alone, everyones, of_each, together
 from jaxsparse_fmt.kernels.cpu import aggregation
 from solvers.core.spectrum import spectrum
 from solvers.precond import _checks as checks
@@ -35,6 +37,22 @@ from solvers.precond._cycles import Level
 # Rows up to which every device has a level whole. The product with their two or three million entries takes as long as
 # the latency of one exchange, of which such a level would make six a cycle.
 WHOLE = 50_000
+
+
+class Split(NamedTuple):
+    """The rows of each shard in two parts."""
+
+    own: Pieces  # entries in columns of the shard, by numbers among them
+    apart: Pieces  # those in columns of other shards, few as a rule
+
+
+class Aggregates(NamedTuple):
+    """The aggregates of a shard."""
+
+    strong: np.ndarray  # the strong couplings of its own block
+    T: Any  # in columns of its own
+    below: np.ndarray  # the near-null space of the next level
+    theta: float  # behind the strong couplings
 
 
 @pytree
@@ -98,10 +116,20 @@ def build(
     over = A.range.over
     mesh, axis = over.mesh, over.axis
     exact = np.dtype(np.complex128 if A.dtype.kind == "c" else np.float64)
-    held, starts = pieces(A, exact), over.starts
-    hermitian = _is_hermitian(held, starts, mesh)
+
+    def beside(*jobs: Callable[[], Any]) -> list[Any]:
+        """What the jobs return; in threads, but where several processes have to agree in the same order."""
+        return [*together(lambda f: f(), jobs).values()] if alone(mesh) else [f() for f in jobs]
+
+    little = {0: scipy.sparse.csr_array(np.ones((2, 2), exact))}  # for which Numba compiles
+    compiling = functools.partial(
+        of_each, functools.partial(_aggregated, little, {0: np.ones((2, 1), exact)}, theta), little, mesh
+    )
+    held, starts = beside(functools.partial(pieces, A, exact), compiling)[0], over.starts
+    split = _split(held, starts, mesh)
+    hermitian = _is_hermitian(split, starts, mesh)
     near = _near_null(A, B, exact)
-    unit = {k: _column(np.abs(S.diagonal(int(starts[k])))) for k, S in held.items()}
+    unit = {k: np.abs(S.diagonal()) for k, S in split.own.items()}
     levels: list[Level] = []
     lowest, wide = 0.0, jnp.promote_types(dtype, jnp.float32)
     narrow = jnp.finfo(wide).dtype
@@ -117,39 +145,49 @@ def build(
         everyones(lambda: _check_range(matrix, dtype), mesh)
         return Crossing(over.spread(in_one_format(matrix, n_rows, request)[0]), over, down)
 
-    last: Any = None
-    while not levels or (starts[-1] > WHOLE and len(levels) < _hierarchy.MAX_LEVELS - 1):
+    def smoother(
+        held: Pieces, starts: np.ndarray, inverse: dict[int, np.ndarray], bound: float
+    ) -> tuple[Any, Array, float]:
+        """The stored matrix, the inverse diagonal, and the upper end of the spectrum."""
         stored = placed(held, starts, starts) if levels or given is None else given.in_basis
-        inverse, bound, least = _diagonals(held, unit, starts, hermitian, mesh)
-        lowest, upper = min(lowest, least), bound or 1.0
-        d = _spread(inverse, stored.range.over)
+        d, upper = _spread(inverse, stored.range.over), bound or 1.0
         if hermitian:
             upper = min(upper, float(_largest_eigenvalue(stored.astype(wide), d.astype(narrow))))
+        return stored, d, upper
+
+    last: Any = None
+    while not levels or (starts[-1] > WHOLE and len(levels) < _hierarchy.MAX_LEVELS - 1):
+        split = _split(held, starts, mesh) if levels else split
+        inverse, bound, least = _diagonals(split, unit, hermitian, mesh)
+        lowest = min(lowest, least)
+        aggregated = functools.partial(of_each, functools.partial(_aggregated, split.own, near, theta), held, mesh)
+        (stored, d, upper), parts = beside(functools.partial(smoother, held, starts, inverse, bound), aggregated)
         scale = {k: _hierarchy.DAMPING / upper * v for k, v in inverse.items()}
-        made = of_each(lambda k, given=(held, near, starts, theta): _tentative(k, *given), held, mesh)
-        T, below, thetas = ({k: found[i] for k, found in made.items()} for i in (0, 1, 2))
-        theta = min(everyones(lambda of=thetas: of, mesh).values())
-        counts = _cuts(T, mesh)
+        told = everyones(lambda of=parts: {k: (len(a.below), a.theta) for k, a in of.items()}, mesh).values()
+        counts, theta = np.cumsum([0, *(rows for rows, _ in told)]), min(theta for _, theta in told)
         if counts[-1] >= starts[-1] or counts[-1] == 0:
             break
-        T = {k: _renumbered(S, np.arange(counts[k], counts[k + 1]), counts[-1]) for k, S in T.items()}
-        weak = theta if not levels and _is_constant(near, mesh) else None
-        P = _smoothed(held, T, scale, weak, starts, mesh)
-        other = P
+        lumped = not levels and _is_constant(near, mesh)
+        P = other = _prolongation(split, parts, scale, lumped, starts, counts, mesh)
         if not hermitian:
-            turned_scale = {k: v.conj() for k, v in scale.items()}
-            other = _smoothed(_adjoint(held, starts, starts, mesh), T, turned_scale, weak, starts, mesh)
+            H, turned_scale = _adjoint(split, starts, starts, mesh), {k: v.conj() for k, v in scale.items()}
+            of = of_each(lambda k, H=H, of=parts: _strong(H.own[k], of[k]), held, mesh)
+            other = _prolongation(H, of, turned_scale, lumped, starts, counts, mesh)
         R = _adjoint(other, starts, counts, mesh)
-        ways = None, None
+        up = _joined(P, counts, mesh)
+        coarse = functools.partial(_galerkin, R, split, held, P, up, starts, counts, mesh)
+        ways: Any = None, None
         if counts[-1] > WHOLE:
-            ways = placed(R, counts, starts), placed(P, starts, counts)
-        last = other, P, stored.range.over
+            down = functools.partial(placed, _joined(R, starts, mesh), counts, starts)
+            held, *ways = beside(coarse, down, functools.partial(placed, up, starts, counts))
+        else:
+            held = coarse()
+        last = up if hermitian else _joined(other, counts, mesh), up, stored.range.over
         recurrence = _hierarchy.recurrence(degree) / (1, upper)
         d = d.astype(wide if d.dtype.kind == "c" else narrow)
-        levels.append(Level(stored, *ways, d, jnp.asarray(recurrence, narrow)))
-        held = _times(R, _times(held, P, starts, mesh), starts, mesh)
-        unit = _times({k: abs(v).power(2) for k, v in R.items()}, unit, starts, mesh)
-        near, starts, theta = below, counts, _hierarchy.WEAKER * theta
+        levels.append(Level(stored, ways[0], ways[1], d, jnp.asarray(recurrence, narrow)))
+        unit = _squared_times(R, unit, starts, mesh)
+        near, starts, theta = {k: of.below for k, of in parts.items()}, counts, _hierarchy.WEAKER * theta
     if not levels:
         raise ValueError(
             f"no shard found strong couplings among its own rows, of {starts[-1]} in all; take "
@@ -162,7 +200,7 @@ def build(
     down, up = crossing(columns, int(starts[-1]), True, over), crossing(P, over.size, False, over)
     levels[-1] = dataclasses.replace(levels[-1], R=down, P=up)
     whole = lambda of: stacked(*everyones(lambda: of, mesh).values())  # noqa: E731
-    start = _hierarchy.Start(levels, whole(unit).toarray()[:, 0], hermitian and lowest >= 0, hermitian)
+    start = _hierarchy.Start(levels, whole(unit), hermitian and lowest >= 0, hermitian)
     return start, whole(held), whole(near), theta
 
 
@@ -195,41 +233,60 @@ def _largest_eigenvalue(A: Any, inverse_diagonal: Array) -> Array:
     return mesh_axes.by_xla(largest, (A, inverse_diagonal), PartitionSpec())
 
 
-def _is_hermitian(held: Pieces, starts: np.ndarray, mesh: Any) -> bool:
+def _split(held: Pieces, starts: np.ndarray, mesh: Any) -> Split:
+    def split(k: int) -> tuple[Any, Any]:
+        S, start, stop = held[k], int(starts[k]), int(starts[k + 1])
+        inside = (S.indices >= start) & (S.indices < stop)
+        ptr = np.concatenate([[0], np.cumsum(inside)])[S.indptr]
+        own = _canonical((S.data[inside], S.indices[inside] - start, ptr), (S.shape[0], stop - start))
+        return own, _canonical((S.data[~inside], S.indices[~inside], S.indptr - ptr), S.shape)
+
+    found = of_each(split, held, mesh)
+    return Split(*({k: of[i] for k, of in found.items()} for i in (0, 1)))
+
+
+def _joined(A: Split, columns: np.ndarray, mesh: Any) -> Pieces:
+    def joined(k: int) -> Any:
+        return _renumbered(A.own[k], np.arange(columns[k], columns[k + 1]), columns[-1]) + A.apart[k]
+
+    return of_each(joined, A.own, mesh)
+
+
+def _adjoint(A: Split, rows: np.ndarray, columns: np.ndarray, mesh: Any) -> Split:
+    """The rows of Aᴴ of each shard."""
+    apart = {k: S.conj() for k, S in turned(A.apart, rows, columns, mesh).items()}
+    return Split(of_each(lambda k: A.own[k].conj().T.tocsr(), A.own, mesh), apart)
+
+
+def _is_hermitian(A: Split, starts: np.ndarray, mesh: Any) -> bool:
     """Whether A = Aᴴ, as in `_hierarchy`; refuses, in all processes, a matrix that multigrid cannot treat."""
 
     def look() -> dict[int, float]:
-        for k, S in held.items():
-            checks.entries(S.data, S.diagonal(int(starts[k])), int(starts[k]), " of its own order")
-        return {k: _hierarchy.largest(S.data) for k, S in held.items()}
+        for k, S in A.own.items():
+            checks.entries(S.data, S.diagonal(), int(starts[k]), " of its own order")
+            checks.finite(A.apart[k].data, "A")
+        return {k: max(_hierarchy.largest(of[k].data) for of in A) for k in A.own}
 
     largest = max(everyones(look, mesh).values())
-    other = _adjoint(held, starts, starts, mesh)
-    apart = everyones(lambda: {k: _hierarchy.largest(abs(S - other[k]).data) for k, S in held.items()}, mesh)
-    return max(apart.values()) <= 1e-12 * largest
-
-
-def _adjoint(A: Pieces, rows: np.ndarray, columns: np.ndarray, mesh: Any) -> Pieces:
-    """The rows of Aᴴ of each shard."""
-    return {k: S.conj() for k, S in turned(A, rows, columns, mesh).items()}
+    other = _adjoint(A, starts, starts, mesh)
+    differ = lambda k: max(_hierarchy.largest((a[k] - b[k]).data) for a, b in zip(A, other, strict=True))  # noqa: E731
+    apart = of_each(differ, A.own, mesh)
+    return max(everyones(lambda: apart, mesh).values()) <= 1e-12 * largest
 
 
 def _diagonals(
-    held: Pieces, unit: Pieces, starts: np.ndarray, hermitian: bool, mesh: Any
+    A: Split, unit: dict[int, np.ndarray], hermitian: bool, mesh: Any
 ) -> tuple[dict[int, np.ndarray], float, float]:
     """1 / A's diagonal, ‖D⁻¹A‖∞, and the least number of the inverse diagonal, at most 0."""
-    inverse: dict[int, np.ndarray] = {}
-    bounds: dict[int, float] = {}
 
-    def ends() -> dict[int, tuple[float, float]]:
-        for k, S in held.items():
-            own = S[:, starts[k] : starts[k + 1]]
-            inverse[k] = _hierarchy.inverse_diagonal(own, unit[k].toarray()[:, 0], hermitian)
-            bounds[k] = _hierarchy.largest(inverse[k] * aggregation.sums(S))
-        return {k: (bounds[k], float(np.min(np.real(v), initial=0))) for k, v in inverse.items()}
+    def look(k: int) -> tuple[np.ndarray, float]:
+        inverse = _hierarchy.inverse_diagonal(A.own[k], unit[k], hermitian)
+        return inverse, _hierarchy.largest(inverse * sum(abs(of[k]).sum(axis=1) for of in A))
 
-    bound, least = zip(*everyones(ends, mesh).values(), strict=True)
-    return inverse, max(bound), min(least)
+    found = of_each(look, A.own, mesh)
+    ends = {k: (bound, float(np.min(np.real(v), initial=0))) for k, (v, bound) in found.items()}
+    bound, least = zip(*everyones(lambda: ends, mesh).values(), strict=True)
+    return {k: v for k, (v, _) in found.items()}, max(bound), min(least)
 
 
 def _check_range(matrix: Pieces, dtype: Any) -> dict[int, Any]:
@@ -262,75 +319,90 @@ def _is_constant(near: dict[int, np.ndarray], mesh: Any) -> bool:
     return max(columns) == 1 and np.unique(np.concatenate(found)).size == 1
 
 
-def _tentative(
-    k: int, held: Pieces, near: dict[int, np.ndarray], starts: np.ndarray, theta: float
-) -> tuple[Any, np.ndarray, float]:
-    """T of shard k, in columns of its own, the near-null space of the next level, and the theta that it took."""
-    if not held[k].shape[0]:  # an idle device
-        return scipy.sparse.csr_array((0, 0)), near[k], theta
-    own = _canonical(held[k][:, starts[k] : starts[k + 1]])
-    graph = aggregation.points(own, 1)
-    _, agg, count, theta = _hierarchy.aggregated(graph, theta)
+def _aggregated(own: Pieces, near: dict[int, np.ndarray], theta: float, k: int) -> Aggregates:
+    if not own[k].shape[0]:  # an idle device
+        return Aggregates(np.zeros(0, bool), scipy.sparse.csr_array((0, 0)), near[k], theta)
+    strong, agg, count, theta = _hierarchy.aggregated(aggregation.points(own[k], 1), theta)
     Q, below = aggregation.tentative(agg, count, near[k])
-    return aggregation.placed(agg, count, Q).tocsr()[:, : below.shape[0]], below, theta
+    return Aggregates(strong, aggregation.placed(agg, count, Q), below, theta)
 
 
-def _cuts(T: Pieces, mesh: Any) -> np.ndarray:
-    counts = [*everyones(lambda: {k: S.shape[1] for k, S in T.items()}, mesh).values()]
-    return np.concatenate([[0], np.cumsum(counts)])
+def _strong(own: Any, of: Aggregates) -> Aggregates:
+    """The same aggregates, with the strong couplings of another block."""
+    return of._replace(strong=aggregation.strength(aggregation.points(own, 1), of.theta)) if own.shape[0] else of
 
 
-def _smoothed(A: Pieces, T: Pieces, scale: dict[int, np.ndarray], weak: float | None, starts: Any, mesh: Any) -> Pieces:
-    """T − diag(scale)·A'·T, where A' has lumped what is weaker than `weak`; None: A itself."""
-    A = A if weak is None else _lumped(A, starts, weak, mesh)
-    smooth = _times(A, T, starts, mesh)
-    return of_each(lambda k: _canonical(T[k] - scipy.sparse.diags_array(scale[k]) @ smooth[k]), T, mesh)
+def _prolongation(
+    A: Split,
+    parts: dict[int, Aggregates],
+    scale: dict[int, np.ndarray],
+    lumped: bool,
+    starts: np.ndarray,
+    counts: np.ndarray,
+    mesh: Any,
+) -> Split:
+    """T − diag(scale)·A'·T, where A' has its weak couplings inside shards on the diagonal if `lumped`."""
+
+    def smoothed(k: int) -> Any:
+        if not len(parts[k].below):
+            return scipy.sparse.csr_array((A.own[k].shape[0], 0))
+        own, kept = aggregation.points(A.own[k], 1), parts[k].strong | (not lumped)
+        return aggregation.prolongation(own, kept, parts[k].T, scale[k]).tocsr()
+
+    def wide(k: int) -> Any:
+        return _renumbered(parts[k].T.tocsr(), np.arange(counts[k], counts[k] + parts[k].T.shape[1]), counts[-1])
+
+    step = _times(A.apart, of_each(wide, parts, mesh), starts, mesh)
+    apart = {k: scipy.sparse.csr_array(scipy.sparse.diags_array(-scale[k]) @ S) for k, S in step.items()}
+    return Split(of_each(smoothed, parts, mesh), apart)
 
 
-def _lumped(held: Pieces, starts: np.ndarray, theta: float, mesh: Any) -> Pieces:
-    """A with its weak couplings on the diagonal, as `aggregation.lumped`; those to other shards too."""
-    met = meeting(held, {k: _column(S.diagonal(int(starts[k]))) for k, S in held.items()}, starts, mesh)
+def _galerkin(
+    R: Split, A: Split, held: Pieces, P: Split, up: Pieces, starts: np.ndarray, counts: np.ndarray, mesh: Any
+) -> Pieces:
+    """R·A·P, where `held` is A, and `up` is P, joined."""
+    near, far = _times(A.apart, up, starts, mesh), _times(_times(R.apart, held, starts, mesh), up, starts, mesh)
 
-    def lumped(k: int) -> Any:
-        left, right, numbers, _ = met[k]
-        first = int(np.searchsorted(numbers, starts[k]))
-        stop, d = first + left.shape[0], right.sum(axis=1)
-        # The square matrix of all rows that are known here, of which those of other shards have a diagonal only.
-        others = scipy.sparse.csr_array(scipy.sparse.diags_array(d))
-        square = _canonical(scipy.sparse.vstack([others[:first], left, others[stop:]], format="csr"))
-        graph = aggregation.points(square, 1)
-        col = aggregation.lumped(graph, aggregation.strength(graph, theta))
-        own = scipy.sparse.csr_array((square.data, col, square.indptr), shape=square.shape)[first:stop]
-        return _canonical(_renumbered(own, numbers, held[k].shape[1]))
+    def coarse(k: int) -> Any:
+        if not P.own[k].shape[1]:
+            return far[k]
+        few = _few(R.own[k], near[k] + _few(A.own[k], P.apart[k])) + far[k]
+        left, middle, right = (aggregation.points(of.own[k], 1) for of in (R, A, P))
+        product: Any = aggregation.galerkin(left, middle, right, np.inf)
+        return _renumbered(product.tocsr(), np.arange(counts[k], counts[k + 1]), counts[-1]) + few
 
-    return of_each(lumped, met, mesh)
+    return of_each(coarse, A.own, mesh)
+
+
+def _squared_times(R: Split, v: dict[int, np.ndarray], starts: np.ndarray, mesh: Any) -> dict[int, np.ndarray]:
+    """|R|²·v, the squares taken by entry."""
+    met = meeting(R.apart, v, starts, mesh)
+    return {k: abs(S).power(2) @ v[k] + abs(met[k][0]).power(2) @ met[k][1] for k, S in R.own.items()}
 
 
 def _times(A: Pieces, B: Pieces, starts: np.ndarray, mesh: Any) -> Pieces:
-    """A·B by the rows of A."""
+    """A·B for an A of few entries, by the rows of A."""
     met = meeting(A, B, starts, mesh)
-
-    def product(k: int) -> Any:
-        left, right, _, columns = met[k]
-        return _renumbered(_canonical(left @ right), columns, B[k].shape[1])
-
-    return of_each(product, met, mesh)
+    return of_each(lambda k: _few(*met[k]), met, mesh)
 
 
-def _column(v: np.ndarray) -> Any:
-    return scipy.sparse.csr_array((v, np.zeros(v.size, np.int32), np.arange(v.size + 1)), shape=(v.size, 1))
+def _few(A: Any, B: Any) -> Any:
+    """A·B, with scratch of the size of B's entries, of which there are few."""
+    columns, at = numbered(B.indices)
+    product = A @ scipy.sparse.csr_array((B.data, at.astype(np.int32), B.indptr), (B.shape[0], columns.size))
+    product.sort_indices()
+    return _renumbered(product, columns, B.shape[1])
 
 
-def _canonical(A: Any) -> Any:
-    A = scipy.sparse.csr_array(A)
-    A.sum_duplicates()
-    return A
+def _canonical(arrays: tuple[np.ndarray, ...], shape: tuple[int, int]) -> Any:
+    S = scipy.sparse.csr_array(arrays, shape=shape)
+    S.has_canonical_format = True
+    return S
 
 
 def _renumbered(S: Any, columns: np.ndarray, width: int) -> Any:
     """S with the numbers of its columns, rising, among `width`."""
-    col = columns[S.indices].astype(np.int32)
-    return scipy.sparse.csr_array((S.data, col, S.indptr), shape=(S.shape[0], int(width)))
+    return _canonical((S.data, columns[S.indices].astype(np.int32), S.indptr), (S.shape[0], int(width)))
 
 
 def _spread(parts: dict[int, np.ndarray], over: Any) -> Array:

@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
-from jaxsparse_fmt.kernels.cpu.over_rows import over_rows
+from jaxsparse_fmt._types import CORES
+from jaxsparse_fmt.kernels.cpu.over_rows import in_pieces, in_threads, over_rows
 
 Matrix = Any  # of scipy.sparse
-PIECE = 2**27  # multiplications of blocks in one piece of a product, which bound the memory of a dense one
+PIECE = 2**27  # multiplications of blocks in the pieces of a product at work, which bound the memory of a dense one
+LEAST = 2**20  # of a piece, which takes as long as some threads
 
 
 def points(A: Matrix, b: int) -> Matrix:
@@ -29,7 +31,8 @@ def strength(A: Matrix, theta: float) -> np.ndarray:
     size, row = _sizes(A), _rows(A)
     own, root = row == A.indices, np.zeros(A.indptr.size - 1)
     root[row[own]] = np.sqrt(size[own])
-    return own | (size >= theta * root[row] * root[A.indices])
+    strong = lambda size, row, col: ((row == col) | (size >= theta * root[row] * root[col]),)  # noqa: E731
+    return in_pieces(strong, size, row, A.indices)[0]
 
 
 def aggregates(A: Matrix, chosen: np.ndarray) -> tuple[np.ndarray, int]:
@@ -89,8 +92,7 @@ def prolongation(
     scale: np.ndarray,  # [n]
 ) -> Matrix:
     """P = T - diag(scale)·A'·T."""
-    step = scipy.sparse.bsr_array((A.data, lumped(A, chosen), A.indptr), shape=A.shape) @ T
-    step.sort_indices()
+    step = _multiplied(scipy.sparse.bsr_array((A.data, lumped(A, chosen), A.indptr), shape=A.shape), T)
     step.data *= scale.reshape(A.indptr.size - 1, -1, 1)[_rows(step)]
     P = T - step
     P.sort_indices()
@@ -99,20 +101,39 @@ def prolongation(
 
 def galerkin(R: Matrix, A: Matrix, P: Matrix, most: float) -> Matrix | None:
     """R·A·P, or None if it has more than `most` blocks, found before all of them are computed."""
-    work = np.cumsum(_pattern(R) @ (_pattern(A) @ np.diff(P.indptr).astype(float)))  # multiplications up to a row's end
-    cuts = np.unique([0, *np.searchsorted(work, np.arange(PIECE, work[-1], PIECE)), work.size])
-    pieces: list[tuple[np.ndarray, ...]] = []
-    for begin, end in itertools.pairwise(cuts.tolist()):
-        ptr, shape = R.indptr[begin : end + 1], ((end - begin) * R.blocksize[0], R.shape[1])
-        here = slice(ptr[0], ptr[-1])
-        product = (scipy.sparse.bsr_array((R.data[here], R.indices[here], ptr - ptr[0]), shape=shape) @ A) @ P
-        pieces.append((product.data, product.indices, np.diff(product.indptr)))
-        if sum(col.size for _, col, _ in pieces) > most:
-            return None
-    data, col, lengths = map(np.concatenate, zip(*pieces, strict=True))
-    product = scipy.sparse.bsr_array((data, col, np.append(0, np.cumsum(lengths))), shape=(R.shape[0], P.shape[1]))
-    product.sort_indices()
-    return product
+    return _multiplied(R, A, P, most=most)
+
+
+def _multiplied(A: Matrix, *others: Matrix, most: float = np.inf) -> Any:
+    """A times the others, by pieces of A's rows, on every core; None if that has more than `most` blocks."""
+    lengths = np.diff(others[-1].indptr).astype(float)
+    for S in (*others[-2::-1], A):
+        lengths = _pattern(S) @ lengths
+    work = np.cumsum(lengths)  # multiplications up to a row's end
+    step = min(max(work[-1:].sum() / (4 * CORES), LEAST), PIECE / CORES)
+    cuts = np.unique([0, *np.searchsorted(work, np.arange(step, work[-1:].sum(), step)), work.size]).tolist()
+    made: dict[int, tuple[np.ndarray, ...]] = {}
+    rest = itertools.pairwise(cuts)
+
+    def thread() -> None:
+        for begin, end in rest:
+            if sum(col.size for _, col, _ in list(made.values())) > most:
+                return
+            ptr, shape = A.indptr[begin : end + 1], ((end - begin) * A.blocksize[0], A.shape[1])
+            here = slice(ptr[0], ptr[-1])
+            product = scipy.sparse.bsr_array((A.data[here], A.indices[here], ptr - ptr[0]), shape=shape)
+            for S in others:
+                product = product @ S
+            product.sort_indices()
+            made[begin] = product.data, product.indices, np.diff(product.indptr)
+
+    in_threads(thread, len(cuts) - 1)
+    data, col, lengths = (np.concatenate(a) for a in zip(*(made[begin] for begin in sorted(made)), strict=True))
+    if col.size > most:
+        return None
+    return scipy.sparse.bsr_array(
+        (data, col, np.append(0, np.cumsum(lengths))), shape=(A.shape[0], others[-1].shape[1])
+    )
 
 
 def adjoint(A: Matrix) -> Matrix:
