@@ -1,13 +1,13 @@
 """Checks of the matrices from which preconditioners are made, and their conversion for multigrid's set-up."""
 
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
 
-from jaxsparse_fmt._types import floating_dtype
+from jaxsparse_fmt._types import check_keeps_imaginary, floating_dtype, standard_promotion
 from solvers.core import arguments
 
 
@@ -48,6 +48,40 @@ def on_one_device(A: Any, maker: str) -> None:
 def is_transpose(A: Any) -> bool:
     """Whether A is the transpose of a jaxsparse_fmt matrix, and not such a matrix itself."""
     return not hasattr(A, "entries") and hasattr(getattr(A, "T", None), "entries")
+
+
+def renewing(M: Any, A: Any) -> None:
+    """Raises ValueError unless A has the shape of M, TypeError if A is complex and M is not."""
+    if tuple(A.shape) != M.shape:
+        raise ValueError(f"M.refreshed(A) takes a matrix of M's shape {M.shape}; got {tuple(A.shape)}")
+    check_keeps_imaginary(A.dtype, M.dtype)
+
+
+class Refreshed:
+    """A preconditioner that is made anew with its own settings, by `_anew`."""
+
+    @standard_promotion
+    def refreshed(self, A: Any) -> Self:
+        """The same preconditioner for other values; inside jit too. A scan can carry it if A has kept its format.
+
+        Bounds and spaces that were given stay; what was estimated is estimated anew. A preconditioner inside becomes
+        its `refreshed(A)`, and stays the same if it has none. It compiles nothing that the maker has not compiled.
+
+        Raises:
+          ValueError, TypeError: as the maker, or A is of another size, or complex where M is not.
+        """
+        new = self._anew(A)
+        renewing(self, new)
+        alike = jax.tree.structure(new) == jax.tree.structure(self)
+        return jax.tree.map(lambda a, b: a.astype(b.dtype), new, self) if alike else new
+
+    def _anew(self, A: Any) -> Any:
+        raise NotImplementedError
+
+
+def renewed(M: Any, A: Any) -> Any:
+    """The preconditioner M for a new A; the same if it has no `refreshed`."""
+    return M.refreshed(A) if hasattr(M, "refreshed") else M
 
 
 def storable(A: Any, n: int, name: str) -> Any:

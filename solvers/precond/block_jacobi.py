@@ -27,7 +27,7 @@ from solvers.precond import _checks as checks
 
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False)
-class BlockJacobi:
+class BlockJacobi(checks.Refreshed):
     """M = (block diagonal of A)⁻¹ as an operator: `M @ r` for r of [n] or [n, k].
 
     Attributes:
@@ -59,6 +59,9 @@ class BlockJacobi:
         # By default a GPU would round float32 to TF32, 10 bits, which makes a symmetric M unsymmetric to 1e-3.
         z = jnp.einsum("bij,bjk->bik", self.inverse_blocks, columns, precision=lax.Precision.HIGHEST)
         return z.reshape(n_blocks * b, -1)[: self.n].reshape(r.shape)
+
+    def _anew(self, A: Any) -> "BlockJacobi":
+        return block_jacobi(A, self.inverse_blocks.shape[-1])
 
 
 @standard_promotion

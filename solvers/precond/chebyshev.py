@@ -32,7 +32,7 @@ ROUNDING = 1e-4
 
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False)
-class Chebyshev:
+class Chebyshev(checks.Refreshed):
     """p(M·A)·M as an operator: `@ r` for r of [n] or [n, k]. Symmetric where A and M are; the same at every call.
 
     Attributes:
@@ -40,12 +40,14 @@ class Chebyshev:
       M: the preconditioner inside the polynomial, or None.
       bounds: [2], λmin and λmax of M·A. Positive definite as long as no eigenvalue exceeds λmin + λmax.
       degree: of p, and the products with A that an application takes.
+      estimated: whether the bounds were estimated; otherwise they were given.
     """
 
     A: Any
     M: Any
     bounds: Array
     degree: int = dataclasses.field(metadata={"static": True})
+    estimated: bool = dataclasses.field(metadata={"static": True})
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -80,6 +82,9 @@ class Chebyshev:
         d = _applied(self.M, r) * (1 / center).astype(r.dtype)
         (x, *_), _ = lax.scan(step, (d, r, d, radius / center), length=self.degree)
         return x
+
+    def _anew(self, A: Any) -> "Chebyshev":
+        return chebyshev(A, self.degree, None if self.estimated else self.bounds, checks.renewed(self.M, A))
 
     def entered(self, basis: Basis) -> Any:
         """The same operator between vectors that have entered `basis`.
@@ -128,14 +133,14 @@ def chebyshev(A: Any, degree: int = 4, bounds: Any = None, M: Any = None) -> Che
     A, M = checks.storable(A, n, "A"), None if M is None else checks.storable(M, n, "M")
     if bounds is not None:
         bounds = jnp.stack(arguments.positive_interval(bounds, "bounds"))
-        return Chebyshev(A, M, bounds, degree)
+        return Chebyshev(A, M, bounds, degree, estimated=False)
     bounds, smallest = _estimated(A, M)
     if not arguments.is_traced(bounds) and not (0 < bounds[1] < math.inf and smallest >= -ROUNDING * bounds[1]):
         raise ValueError(
             f"a Chebyshev preconditioner needs a finite, positive definite matrix and M; the spectrum of their product "
             f"was estimated to reach from {smallest:g} to {bounds[1]:g}"
         )
-    return Chebyshev(A, M, bounds, degree)
+    return Chebyshev(A, M, bounds, degree, estimated=True)
 
 
 def _applied(M: Any, r: Array) -> Array:

@@ -37,7 +37,7 @@ TOGETHER = 8  # columns of W that A multiplies at once in the set-up, which need
 
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False)
-class CoarseSpace:
+class CoarseSpace(checks.Refreshed):
     """M + W·C·Wᴴ as an operator: `@ r` for r of [n] or [n, k].
 
     Attributes:
@@ -69,6 +69,11 @@ class CoarseSpace:
     def __matmul__(self, r: Any) -> Array:
         r = operand(self, r, self.coarse, 2)
         return self.M @ r + _times(self.W, matmul(self.coarse, _times(self.R, r)))
+
+    def _anew(self, A: Any) -> "CoarseSpace":
+        checks.renewing(self, A)
+        M = checks.renewed(self.M, A)
+        return CoarseSpace(self.W, self.R, _coarse(A, self.W, self.R, M), M)
 
 
 @standard_promotion

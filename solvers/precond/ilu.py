@@ -8,12 +8,16 @@ import jax
 from jaxsparse_fmt._types import pytree, standard_promotion
 from solvers import factors
 from solvers.core import arguments
+from solvers.precond import _checks as checks
 
 
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False)
-class IncompleteFactors(factors.Inverse):
+class IncompleteFactors(factors.Inverse, checks.Refreshed):
     """M = (L·U)⁻¹ with rows and columns permuted, as an operator: `M @ r` for r of [n] or [n, k]."""
+
+    def _anew(self, A: Any) -> "IncompleteFactors":
+        return _made(A, self.recipe)
 
 
 @standard_promotion
@@ -37,5 +41,8 @@ def ilu(A: Any, *, drop_tol: float = 1e-4, fill: float = 10.0) -> IncompleteFact
     drop_tol, fill = float(arguments.tolerance(drop_tol, "drop_tol")), float(arguments.tolerance(fill, "fill"))
     if drop_tol > 1 or fill < 1:
         raise ValueError(f"drop_tol must be at most 1, and fill at least 1; got {drop_tol:g} and {fill:g}")
-    recipe = "ilu", drop_tol, fill
+    return _made(A, ("ilu", drop_tol, fill))
+
+
+def _made(A: Any, recipe: factors.Recipe) -> IncompleteFactors:
     return IncompleteFactors(None, jax.device_put(factors.made(A, recipe, "ilu")), recipe)

@@ -17,7 +17,7 @@ import numpy as np
 import scipy.sparse
 from jax import Array, lax
 
-from jaxsparse_fmt._types import Csr, check_keeps_imaginary, concrete, is_on_cpu, pytree, standard_promotion
+from jaxsparse_fmt._types import Csr, concrete, is_on_cpu, pytree, standard_promotion
 from jaxsparse_fmt.algebra import patterns
 from jaxsparse_fmt.convert import from_scipy
 from jaxsparse_fmt.core.triangular import Triangle
@@ -108,9 +108,7 @@ class Incomplete(factors.Inverse):
                 "and transpose the result, M.refreshed(A).T"
             )
         maker = self.recipe[0]
-        if tuple(A.shape) != self.shape:
-            raise ValueError(f"M.refreshed(A) takes a matrix of M's shape {self.shape}; got {tuple(A.shape)}")
-        check_keeps_imaginary(A.dtype, self.dtype)
+        checks.renewing(self, A)
         S = _pattern(A, maker)
         what = f"A has {A.nnz} entries, and the one of M {self.col.size}" if A.nnz != self.col.size else ""
         if not what and S is not None and not arguments.is_traced(self):

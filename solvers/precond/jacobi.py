@@ -15,13 +15,16 @@ from solvers.precond import _checks as checks
 
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False)
-class Jacobi(Diagonal):
+class Jacobi(Diagonal, checks.Refreshed):
     """M = D⁻¹ as an operator: `M @ r` for r of [n] or [n, k]. Reads n numbers."""
 
     @property
     def inverse_diagonal(self) -> Array:
         """[n]."""
         return self.d
+
+    def _anew(self, A: Any) -> "Jacobi":
+        return jacobi(A)
 
 
 @standard_promotion

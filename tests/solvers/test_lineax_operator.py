@@ -31,6 +31,7 @@ def test_jacobi_takes_a_sum_of_operators():
     M = precond.jacobi(shifted)
     d = DEFINITE.diagonal() + np.linspace(0, 50, N) + 0.5
     assert_near(M @ np.ones(N), 1 / d, 1e-15)
+    assert_near(M.refreshed(A) @ np.ones(N), 1 / DEFINITE.diagonal(), 1e-15)
     solution = lx.linear_solve(shifted, B, OURS, options={"preconditioner": M})
     want = np.linalg.solve(DEFINITE.toarray() + np.diag(np.linspace(0, 50, N) + 0.5), B)
     assert_near(solution.value, want)

@@ -48,11 +48,15 @@ def test_zeros_on_the_diagonal_are_pivoted():
     np.testing.assert_allclose(sol.x, np.linalg.solve(S.toarray(), np.ones(41)), rtol=1e-7)
 
 
-def test_inside_jit_it_is_made_by_the_host():
-    A, r = jsf.from_scipy(unsymmetric(), "csr"), np.arange(64.0)
-    made = lambda A: ilu(A, drop_tol=1e-2, fill=3)  # noqa: E731
-    for got, same in zip(quick_jit(lambda A, r: (made(A) @ r, made(A).T @ r))(A, r), (made(A), made(A).T), strict=True):
-        assert_near(got, np.asarray(apply(same, r)))
+def test_it_is_refreshed_and_inside_jit_made_by_the_host():
+    A = jsf.from_scipy(unsymmetric(), "csr")
+    M, twice, r = ilu(A, drop_tol=1e-2, fill=3), 2 * A, np.arange(64.0)
+    assert_near(apply(M.refreshed(twice), r), np.asarray(apply(M, r)) / 2)
+    in_jit = quick_jit(lambda M, A, r: (M.refreshed(A) @ r, M.refreshed(A).T @ r))
+    for got, same in zip(in_jit(M, twice, r), (M, M.T), strict=True):
+        assert_near(got, np.asarray(apply(same, r)) / 2)
+    with pytest.raises(ValueError, match="shape"):
+        M.refreshed(jsf.from_scipy(jsf.gallery.poisson(3)))
 
 
 def test_a_matrix_without_factors_is_refused_or_told_by_the_solve():

@@ -1,4 +1,4 @@
-"""New values on a known pattern: preconditioners made inside jit and vmap, factors refreshed; their derivatives."""
+"""New values on a known pattern: preconditioners made and refreshed inside jit, vmap and scan; their derivatives."""
 
 import jax
 import jax.numpy as jnp
@@ -69,7 +69,7 @@ def alike(M, N) -> bool:
     return jax.tree.structure(M) == jax.tree.structure(N) and of(M) == of(N)
 
 
-@factors
+@every
 def test_a_refresh_is_the_preconditioner_of_the_new_values_outside_jit_and_inside(name):
     S, A = system(name)
     M, other = MAKE[name](A), changed(S)
@@ -102,6 +102,20 @@ def test_a_stack_of_several_is_applied_inside_vmap_only(name):
         assert_near(got[1], WANT[name](2 * system(name)[0]) @ np.ones(N))
 
 
+def test_a_polynomial_is_refreshed_with_its_bounds_and_what_is_inside_it():
+    S, A = system("jacobi")
+    other = changed(S)
+    B = A.with_data(other.data)
+    M = chebyshev(A, 2, M=jacobi(A))
+    N = refresh(M, B)
+    largest = np.linalg.eigvals(other.toarray() / other.diagonal()[:, None]).real.max()
+    assert alike(M, N) and M.bounds[1] != N.bounds[1] and largest <= N.bounds[1] <= 1.35 * largest
+    assert_near(N.M.inverse_diagonal, 1 / other.diagonal())
+    given = chebyshev(A, 2, (0.3, 9.0)).refreshed(B)
+    np.testing.assert_array_equal(given.bounds, [0.3, 9.0])
+    assert_near(dense(given), dense(chebyshev(B, 2, (0.3, 9.0))))
+
+
 def test_a_solve_is_differentiated_whatever_its_preconditioner_is_made_of():
     S, A = system("incomplete_cholesky")
     b = np.random.default_rng(0).standard_normal(N)
@@ -130,10 +144,10 @@ def test_another_pattern_is_refused(name):
         M.refreshed(fewer)
 
 
-@factors
+@pytest.mark.parametrize("name", [*MAKE, "chebyshev"])
 def test_a_matrix_of_another_kind_is_refused(name):
     _, A = system(name)
-    M = MAKE[name](A)
+    M = (MAKE | {"chebyshev": lambda A: chebyshev(A, 2, (1.0, 9.0))})[name](A)
     with pytest.raises(ValueError, match=r"of M's shape \(24, 24\); got \(27, 27\)"):
         M.refreshed(jsf.from_scipy(jsf.gallery.poisson(3), "csr"))
     with pytest.raises(TypeError, match="imaginary parts"):
