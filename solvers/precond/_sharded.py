@@ -125,9 +125,14 @@ def build(
     compiling = functools.partial(
         of_each, functools.partial(_aggregated, little, {0: np.ones((2, 1), exact)}, theta), little, mesh
     )
-    held, starts = beside(functools.partial(pieces, A, exact), compiling)[0], over.starts
-    split = _split(held, starts, mesh)
-    hermitian = _is_hermitian(split, starts, mesh)
+    starts = over.starts
+
+    def read() -> tuple[Pieces, Split, bool]:
+        held = pieces(A, exact)
+        split = _split(held, starts, mesh)
+        return held, split, _is_hermitian(split, starts, mesh)
+
+    held, split, hermitian = beside(read, compiling)[0]
     near = _near_null(A, B, exact)
     unit = {k: np.abs(S.diagonal()) for k, S in split.own.items()}
     levels: list[Level] = []

@@ -110,8 +110,9 @@ def _multiplied(A: Matrix, *others: Matrix, most: float = np.inf) -> Any:
     for S in (*others[-2::-1], A):
         lengths = _pattern(S) @ lengths
     work = np.cumsum(lengths)  # multiplications up to a row's end
-    step = min(max(work[-1:].sum() / (4 * CORES), LEAST), PIECE / CORES)
-    cuts = np.unique([0, *np.searchsorted(work, np.arange(step, work[-1:].sum(), step)), work.size]).tolist()
+    total = work[-1:].sum()
+    step = max(min(total, PIECE) / CORES, LEAST, 4 * A.shape[1])  # SciPy marks all columns anew for each piece
+    cuts = np.unique([0, *np.searchsorted(work, np.arange(step, total, step)), work.size]).tolist()
     made: dict[int, tuple[np.ndarray, ...]] = {}
     rest = itertools.pairwise(cuts)
 
