@@ -26,10 +26,13 @@ adds by atomics.
 Where few columns hold most entries, as in power-law graphs, the `hot` most used columns can come first, so that the L1
 cache holds them; the other columns keep their order. Storage column k is column `col_order`[k] of the matrix, [n_cols]
 int32, and a product first copies x into that order. With `keep_sums` the block of a tile keeps its sums in shared
-memory and writes them side by side, which saves sectors of the L2 cache where short rows make many sums.
+memory and writes them side by side, which saves sectors of the L2 cache where short rows make many sums. With
+`by_column` the entries of a tile lie by column, so that it reads each sector of x about once; its products go to their
+places by rows in shared memory, and are summed there.
 
-Bytes: n_stored·(value + 4) + 4·n_tiles·(lanes + 1); with 16 bits 2 less for each place, and 4·n_tiles; where rows are
-cut, 4·n_long + 4·(n_long + 1); with `hot` columns, 4·n_cols.
+Bytes: n_stored·(value + 4) + 4·n_tiles·(lanes + 1); with 16 bits 2 less for each place, and 4·n_tiles; by column,
+4·n_tiles·(entries + lanes·⌈entries / 32⌉) more; where rows are cut, 4·n_long + 4·(n_long + 1); with `hot` columns,
+4·n_cols.
 """
 
 import dataclasses
@@ -56,21 +59,26 @@ from jaxsparse_fmt.formats.base import (
 )
 from jaxsparse_fmt.formats.csr import THREADS
 from jaxsparse_fmt.formats.csr5_tiles import tile_for
-from jaxsparse_fmt.formats.footprint import L1_ROWS, PatternCounts, Storage
+from jaxsparse_fmt.formats.footprint import L1_ROWS, WINDOW, PatternCounts, Storage
 from jaxsparse_fmt.kernels import coordinates, csr5, spmv
 from jaxsparse_fmt.kernels.backends.tuning import LAUNCH
 from jaxsparse_fmt.kernels.layout.address import Slices, expand_ptr
 from jaxsparse_fmt.kernels.layout.columns import Consecutive, Rule
-from jaxsparse_fmt.kernels.layout.tiles import NARROW_PADDING, WIDE_MARK, Tiles
+from jaxsparse_fmt.kernels.layout.tiles import NARROW_PADDING, Tiles
 
 # The row behind the last one, as the tile before holds the rows up to there; and padding in 16 bits.
 LaneRow = Annotated[Array, padded_with(lambda A: A.shape[0] + A.n_pieces)]
+ColumnPlace = Annotated[Array, padded_with(lambda A: -1)]
 MarkedDelta = Annotated[Array, padded_with(lambda A: NARROW_PADDING)]
 HOT_BYTES = 2**18  # of x that a product gathers first: as many as the L1 cache of an H100 or H200 holds
 SMALL_X = 2**20  # bytes of x, below which neither hot columns nor kept sums pay
 # Misses of an entry's x from which the L1 cache can spare the memory of kept sums. By hand on an H200: 0.9 to 1.0 of
 # the time of sums written one by one from 0.40 on, but 2.3 times as much at 0.05, where all of x could be there.
 KEPT_MISSES = 0.35
+# Tiles by column, by hand on an H100: 1.1 to 1.7 times as fast where 128 rows miss for so many entries, 0.8 at 0.72.
+# No faster with columns anywhere, where a tile leaves more than `SHARED` of the misses, and slower in power-law graphs,
+# where hot columns leave less.
+UNHELD, SHARED = 0.8, 0.9
 KEPT_ROWS = LAUNCH.most_kept * 2 // 3  # mean rows of a tile, so that hardly any tile has too many
 JOINING = 2**20  # threads in all that sum the pieces, if each row then gets several
 NOT_OF_TILES = ("values", "long_rows", "piece_ptr", "col_order")
@@ -85,6 +93,9 @@ class CSR5(ByEntries):
     marked_delta: MarkedDelta | None
     col_base: ZeroPadded | None
     marked_col: ColumnIndex | None
+    column_place: ColumnPlace | None
+    step_base: ZeroPadded | None
+    ends: ZeroPadded | None
     long_rows: LongRows | None
     piece_ptr: Pointer | None
     col_order: Array | None
@@ -92,11 +103,12 @@ class CSR5(ByEntries):
     tile_shape: tuple[int, int]
     hot: int
     keep_sums: bool
+    by_column: bool
     tile_rows: Largest  # of a tile at most, or somewhat more; 0 where sums are not to be kept
     most_hops: Largest  # of a tile, or somewhat more
 
     name = "csr5"
-    layout_options = ("tile_shape", "hot", "keep_sums")
+    layout_options = ("tile_shape", "hot", "keep_sums", "by_column")
 
     @property
     def _arrays(self) -> dict[str, Array]:
@@ -112,7 +124,7 @@ class CSR5(ByEntries):
         return Tiles(shape, self.n_stored, *self.tile_shape, self.n_pieces, kept_rows, self.most_hops)
 
     def _wants_shared_memory(self, face: str, p: int) -> bool:
-        return face == "product" and p == 1 and self.tiles.kept_rows > 0
+        return face == "product" and p == 1 and (self.tiles.kept_rows > 0 or self.ends is not None)
 
     def _product_face(self, values: Array, x: Array, backend: str) -> Array:
         x, rows, piece_ptr = self._ordered(x), self.long_rows, self.piece_ptr
@@ -164,18 +176,19 @@ class CSR5(ByEntries):
 
     def with_arrays(self, names: set[str]) -> Self:
         """The same storage with the arrays that other shards have: columns of 32 bits, and empty pieces."""
-        A = self.with_wide_columns() if "marked_col" in names else self
+        kinds = names & {"marked_delta", "marked_col", "ends"}
+        A = self.with_wide_columns() if len(kinds) > 1 or "marked_col" in kinds else self
         if "long_rows" not in names or A.long_rows is not None:
             return A
         return dataclasses.replace(A, long_rows=jnp.zeros(0, jnp.int32), piece_ptr=jnp.zeros(1, jnp.int32))
 
     def with_wide_columns(self) -> Self:
-        """The same storage with columns of 32 bits."""
-        if self.marked_delta is None:
+        """The same storage by rows, with columns of 32 bits."""
+        if self.marked_col is not None:
             return self
-        col, last = self.tiles.columns(self._arrays)
-        marked = jnp.where(last, col | jnp.int32(WIDE_MARK), col)
-        return dataclasses.replace(self, marked_delta=None, col_base=None, marked_col=marked)
+        values, arrays = self.tiles.by_rows(self.values[None], self._arrays)
+        narrow = dict.fromkeys(("marked_delta", "col_base", *csr5_tiles.BY_COLUMN))
+        return dataclasses.replace(self, values=values[0], **narrow, marked_col=arrays["marked_col"])
 
     @classmethod
     def from_csr(
@@ -186,6 +199,7 @@ class CSR5(ByEntries):
         tile_shape: tuple[int, int] | None = None,
         hot: int = 0,
         keep_sums: bool = False,
+        by_column: bool = False,
     ) -> Self:
         """Distributes the entries over the tiles.
 
@@ -198,23 +212,28 @@ class CSR5(ByEntries):
           keep_sums: on a GPU with Mosaic, the block of a tile keeps the sums of a product with one vector in shared
             memory, which leaves less L1 cache, and writes them together, if no tile has more than 4,096 rows. This
             pays where rows are short and x is mostly read from the L2 cache.
+          by_column: whether the entries of a tile lie by column, where neighbouring columns are near enough. On a GPU
+            with Mosaic a product with one vector then reads a sector of x once for each tile. This pays where rows of a
+            tile share many sectors, of which the L1 cache holds few. Other products put the tiles in order first.
         """
-        if not isinstance(keep_sums, bool | np.bool_):
-            raise TypeError(f"keep_sums must be True or False; got {keep_sums!r}")
+        for name, flag in (("keep_sums", keep_sums), ("by_column", by_column)):
+            if not isinstance(flag, bool | np.bool_):
+                raise TypeError(f"{name} must be True or False; got {flag!r}")
         hot = min(building.positive("hot", hot, "column", least=0), csr.shape[1])
         lanes, depth = shape = tile_for(csr.nnz, csr.shape[0]) if tile_shape is None else csr5_tiles.checked(tile_shape)
         size, segments = lanes * depth, csr5_tiles.segments_of(csr, shape)
         n_tiles = segments.tiles(size)
         building.check_memory(cls.name, n_tiles * size, csr, target, index=4 + 4 / depth)
         order, csr = csr5_tiles.hot_first(csr, hot)
-        values, most_rows, most_hops, index = csr5_tiles.arrays_of(csr, segments, n_tiles, shape, target.dtype)
+        dealt = csr5_tiles.arrays_of(csr, segments, n_tiles, shape, target.dtype, by_column)
+        values, most_rows, most_hops, index = dealt
         index |= {"long_rows": segments.cut, "piece_ptr": segments.piece_ptr, "col_order": order}
         sizes = {
             "n_pieces": segments.lengths.shape[0] - csr.shape[0],
             "tile_rows": csr5_tiles.rounded(int(most_rows)) if keep_sums else 0,
             "most_hops": max(csr5.MOST_TRIPS, 1 << (int(most_hops) - 1).bit_length()),  # kernels tell no others apart
         }
-        layout = {"tile_shape": shape, "hot": hot, "keep_sums": bool(keep_sums)}
+        layout = {"tile_shape": shape, "hot": hot, "keep_sums": bool(keep_sums), "by_column": bool(by_column)}
         return building.made(cls, csr, target, values, **index, **sizes, **layout)
 
     @classmethod
@@ -232,7 +251,8 @@ class CSR5(ByEntries):
         widest = pattern.widths(of_tile) if uncut else statistics.slice_widths(segments.lengths, of_tile)
         number = max(pattern.itemsize, 4)  # values of 16 bits multiply an x of 32
         large = n_cols * number >= SMALL_X
-        for hot in (0, min(HOT_BYTES // number, n_cols // 4)) if large else (0,):
+        hots = (0, min(HOT_BYTES // number, n_cols // 4)) if large else (0,)
+        for hot in hots:
             # With hot columns first, hardly any tile's columns are near enough for 16 bits.
             wide = hot > 0 or statistics.are_blocks_wide(pattern.sample(rows), rows, NARROW_PADDING)
             index = (4 if wide else 2) * places + 4 * n_tiles * (lanes + 2 - wide)
@@ -240,7 +260,7 @@ class CSR5(ByEntries):
             words = f"the {hot} most used columns first" if hot else f"columns in {32 if wide else 16} bits"
             storage = Storage(
                 cls.name,
-                {"tile_shape": shape, "hot": hot, "keep_sums": False},
+                {"tile_shape": shape, "hot": hot, "keep_sums": False, "by_column": False},
                 round(places * pattern.itemsize + index),
                 places,
                 depth // 8 + 2,  # and for the heads
@@ -258,7 +278,14 @@ class CSR5(ByEntries):
             room = large and not hot and pattern.shares_memory and KEPT_ROWS * n_tiles >= n_segments
             if room and pattern.misses(L1_ROWS, 1) >= KEPT_MISSES:
                 layout, words = storage.layout | {"keep_sums": True}, (words, "sums written together")
-                yield dataclasses.replace(storage, layout=layout, written=0, words=words)
+                yield (kept := dataclasses.replace(storage, layout=layout, written=0, words=words))
+                near, misses = pattern.misses(WINDOW, 1), pattern.misses(rows, 1)
+                even = near >= UNHELD and pattern.missed_beside(L1_ROWS, hots[-1]) > SHARED
+                if even and misses <= near * SHARED and size * number <= LAUNCH.most_products:
+                    more = (0 if wide else 2 * places - 4 * n_tiles) + 4 * n_tiles * (depth + lanes * -(-depth // 32))
+                    layout, words = layout | {"by_column": True}, ("entries of a tile by column", words[1])
+                    nbytes, misses = storage.nbytes + more, misses / near
+                    yield dataclasses.replace(kept, layout=layout, nbytes=nbytes, misses=misses, words=words)
 
 
 def _with_pieces(

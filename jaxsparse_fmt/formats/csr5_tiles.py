@@ -11,13 +11,14 @@ from jaxsparse_fmt._types import Csr, CsrArrays, index_dtype, pytree
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.kernels.backends.tuning import LAUNCH
 from jaxsparse_fmt.kernels.layout.address import expand_ptr, take
-from jaxsparse_fmt.kernels.layout.tiles import MARK, NARROW_PADDING, WIDE_MARK, in_turn
+from jaxsparse_fmt.kernels.layout.tiles import MARK, NARROW_PADDING, WIDE_MARK, in_turn, words
 
 LANES, ENTRIES = (128, 256, 512, 1024), (8, 16, 32, 64, 128)
 CUT = 32  # a row continues in pieces beyond this part of a tile
 MOST_PART = 16  # unless no row is longer than this part of a tile,
 SPARE = 2**19  # or than half of one, and about so many places stay unused: a GPU reads them while it starts a kernel
 SHORT = 10  # mean entries of a row, below which a lane takes few entries
+BY_COLUMN = ("column_place", "step_base", "ends")  # arrays of tiles whose entries lie by column
 MANY_TILES = 900  # enough to keep a large GPU busy
 
 
@@ -154,18 +155,24 @@ def _by_use(xp: Any, indices: Any, n_cols: int, hot: int) -> tuple[Any, Any]:
 
 
 def arrays_of(
-    csr: Csr, segments: Segments, n_tiles: int, shape: tuple[int, int], dtype: np.dtype
+    csr: Csr, segments: Segments, n_tiles: int, shape: tuple[int, int], dtype: np.dtype, by_column: bool
 ) -> tuple[Any, Any, Any, dict[str, Any]]:
     """`values`, the most rows and hops of a tile, and the index arrays of the tiles by name."""
     xp = building.namespace(csr.data)
     if n_tiles == 0:
         nothing = np.zeros(0, np.int32)
-        none = dict.fromkeys(("marked_delta", "col_base"))
+        none = dict.fromkeys(("marked_delta", "col_base", *BY_COLUMN))
         return np.zeros(0, dtype), 0, 0, {"lane_row": nothing, "hops": nothing, "marked_col": nothing, **none}
     if csr.nnz == 0:  # an entry to read where rows have none
         csr = CsrArrays(xp.zeros(1, dtype), xp.zeros(1, np.int32), csr.indptr, csr.shape)
     values, col, last, lane_row, hops, most_rows, most_hops = _dealt(xp, csr, segments, n_tiles, shape, dtype)
-    index = _narrowed(xp, col, last, n_tiles, csr.shape[1])
+    index: dict[str, Any] = dict.fromkeys(("marked_delta", "col_base", "marked_col", *BY_COLUMN))
+    *by_column_arrays, fit = _by_column(xp, values, col, last, shape, csr.shape[1]) if by_column else [False]
+    if fit:
+        values, *arrays = by_column_arrays
+        index |= zip(BY_COLUMN, arrays, strict=True)
+    else:
+        index |= _narrowed(xp, col, last, n_tiles, csr.shape[1])
     return values, most_rows, most_hops, {"lane_row": lane_row, "hops": hops, **index}
 
 
@@ -217,6 +224,21 @@ def _dealt(xp: Any, csr: Csr, segments: Segments, n_tiles: int, shape: tuple[int
 def _searched(xp: Any, rising: Any, numbers: Any) -> Any:
     """The first place of `rising` that holds each number or more, for few numbers of many."""
     return xp.searchsorted(rising, numbers, **({} if xp is np else {"method": "scan_unrolled"}))
+
+
+@building.on_either(4, 5)
+def _by_column(xp: Any, values: Any, col: Any, last: Any, shape: tuple[int, int], n_cols: int) -> tuple[Any, ...]:
+    """[n_stored] values by column; `column_place`, `step_base` and `ends`; and whether the columns fit."""
+    (lanes, depth), size = shape, math.prod(shape)
+    values, col = values.reshape(-1, size), col.reshape(-1, size)
+    order = xp.argsort(col, axis=1, stable=True).astype(np.int32)
+    values, col = (xp.take_along_axis(a, order, axis=1) for a in (values, col))
+    base = col[:, ::lanes]
+    delta, live, bits = col - xp.repeat(base, lanes, axis=1), col < n_cols, size.bit_length() - 1
+    code = xp.where(live, delta << bits | order, order | np.int32(WIDE_MARK))
+    ends = words(xp, last.reshape(-1, depth, lanes)).view(np.int32)
+    fit = xp.where(live, delta, 0).max() < 2 ** (31 - bits)
+    return *(a.reshape(-1) for a in (values, code, base, ends)), fit
 
 
 def _narrowed(xp: Any, col: Any, last: Any, n_tiles: int, n_cols: int) -> dict[str, Any]:

@@ -5,6 +5,9 @@ these sums, in order; where they are many, rounds first make each head the sum o
 so on. A row never leaves its tile, so every run gives the same bits. The kernel stores each sum in y when it is
 complete, or keeps the sums in shared memory (`kept_rows`) and writes them together.
 
+Of a tile that lies by column, a block first stores the products in shared memory, at their places by rows. Where shared
+memory has no room for them, or the dialect has none, another program puts the tiles in the order of rows before.
+
     values      [b, n_stored]
     x           [b, n_cols, p]
     y, pieces   [b, n_rows − n_pieces, p], [b, n_pieces, p]: the last rows may be pieces of others, whose sums the
@@ -48,15 +51,16 @@ def product(
 ) -> tuple[Array, Array]:  # [b, n_rows - n_pieces, p], [b, n_pieces, p]
     """A·x, of rows and of pieces, one block a tile."""
     (batch, _, p), dtype, n_rows, n_pieces = x.shape, jnp.result_type(values, x), tiles.shape[0], tiles.n_pieces
-    block_columns = min(p, tuning.LAUNCH.columns_alone)
-    shares = selection.shares_memory(backend)
+    block_columns, shares = min(p, tuning.LAUNCH.columns_alone), selection.shares_memory(backend)
     n_heads = tiles.lanes * (block_columns if shares else batch * tiles.n_tiles * p)
     backend = supported(backend, values, x, size=max(batch * n_rows * p, n_heads))
     if not selection.is_pallas(backend):
         return product_reference(values, x, arrays, tiles=tiles)
-    acc = accumulator(dtype)
+    acc, size = accumulator(dtype), tiles.lanes * tiles.entries
+    if "ends" in arrays and (p > 1 or not shares or size * jnp.dtype(acc).itemsize > tuning.LAUNCH.most_products):
+        values, arrays = tiles.by_rows(values, arrays)
     keeps = p == 1 and tiles.kept_rows > 0 and shares
-    block = tuning.tile_block(tiles.lanes, p, keeps * jnp.dtype(acc).itemsize)
+    block = tuning.tile_block(tiles.lanes, p, (keeps and "ends" not in arrays) * jnp.dtype(acc).itemsize)
     sizes = _Sizes(
         tiles=tiles,
         p=p,
@@ -70,7 +74,8 @@ def product(
     outputs = {"y": jax.ShapeDtypeStruct((batch * (n_rows - n_pieces) * p,), dtype)}
     if n_pieces:
         outputs["pieces"] = jax.ShapeDtypeStruct((batch * n_pieces * p,), dtype)
-    scratch, n_scratch = ("kept", tiles.kept_rows + tiles.lanes) if keeps else ("heads", n_heads)
+    scratch = {"kept": tiles.kept_rows + tiles.lanes} if keeps else {"heads": n_heads}
+    scratch |= {"products": size} if "ends" in arrays else {}
     y, *pieces = launch.launch(
         functools.partial(tiles_kernel, sizes=sizes),
         backend,
@@ -78,7 +83,7 @@ def product(
         blocks=batch * tiles.n_tiles * sizes.column_blocks,
         inputs={"values": values.reshape(-1), "x": x.reshape(-1), **arrays, "piece_ptr": piece_ptr if keeps else None},
         outputs=outputs,
-        scratch={scratch: jax.ShapeDtypeStruct((n_scratch,), acc)},
+        scratch={name: jax.ShapeDtypeStruct((n,), acc) for name, n in scratch.items()},
     )
     (pieces,) = pieces or [jnp.zeros(0, dtype)]
     return y.reshape(batch, n_rows - n_pieces, p), pieces.reshape(batch, n_pieces, p)
@@ -117,6 +122,7 @@ def tiles_kernel(
     # pieces     [b·n_pieces·p], out
     # heads      [b·n_tiles·p·lanes], scratch; of one block [block_columns·lanes] where lanes share memory
     # kept       [kept_rows + lanes], scratch there instead
+    # products   [lanes·entries], scratch there too, if the tile lies by column
     # piece_ptr  [n_long + 1]
 ):
     tiles, p, pack, unroll, lane_row = sizes.tiles, sizes.p, sizes.pack, sizes.unroll, arrays["lane_row"]
@@ -151,24 +157,45 @@ def tiles_kernel(
         rows = d.load(lane_row, tile * jnp.int32(C)), _row_after(d, arrays, tile, tiles)
         sums_of = _KeptSums(d, put, begins, kept, rows, C)
 
-    def trip(t, carry):
-        sums, state = carry
+    def multiplied(t):
+        """The products of a trip, each with whether a row ends there, or its place by rows in a tile by columns."""
         places = [(t * jnp.int32(unroll) + jnp.int32(u)) * jnp.int32(C) + lane for u in range(unroll)]
-        loaded = decoded(places)
+        loaded = decoded(places, t)
         start = batch * tiles.n_stored + tile.astype(sizes.address_dtype) * (C * tiles.entries)
         vals = [d.load(values, start + place, once=True) for place in places]
         gathered = []
         for col, live, _ in loaded:
             base = (batch * n_cols + col.astype(sizes.address_dtype)) * p
             gathered.append(pack.load(d, x, base, of_p, live))
-        for v, xs, (_, _, last) in zip(vals, gathered, loaded, strict=True):
+        for v, xs, (_, _, of_rows) in zip(vals, gathered, loaded, strict=True):
             v = pack.beside(widened(v, sizes.acc))
-            sums = tuple(s + v * widened(xq, sizes.acc) for s, xq in zip(sums, xs, strict=True))
+            yield (v * widened(xq, sizes.acc) for xq in xs), of_rows
+
+    def multiply(t, _):
+        for (product,), place in multiplied(t):
+            d.store(arrays["products"], place, product, lane < d.rows)
+        return ()
+
+    def stored(t):
+        step, words = t * jnp.int32(unroll), jnp.int32(-(-tiles.entries // 32))
+        word = (tile * words + lax.div(step, jnp.int32(32))) * jnp.int32(C) + lane
+        ends = d.load(arrays["ends"], word) >> lax.rem(step, jnp.int32(32))
+        for u in range(unroll):
+            product = d.load(arrays["products"], (step + jnp.int32(u)) * jnp.int32(C) + lane)
+            yield (product,), ends >> jnp.int32(u) & jnp.int32(1) > 0
+
+    def trip(t, carry):
+        sums, state = carry
+        for products, last in stored(t) if "products" in arrays else multiplied(t):
+            sums = tuple(s + product for s, product in zip(sums, products, strict=True))
             state = sums_of.ended(state, sums, last)
             sums = tuple(where(pack.beside(last), jax.tree.map(jnp.zeros_like, s), s) for s in sums)
         return sums, state
 
     trips = jnp.int32(tiles.entries // unroll)
+    if "products" in arrays:
+        lax.fori_loop(jnp.int32(0), trips, multiply, ())
+        d.barrier()
     sums, state = lax.fori_loop(jnp.int32(0), trips, trip, (zero, sums_of.begin(zero)))
     row, is_open = sums_of.store_heads(state, sums)
     d.barrier()

@@ -15,7 +15,7 @@ import jaxsparse_fmt as jsf
 from benchmarks import suite
 from jaxsparse_fmt._types import Target
 from jaxsparse_fmt.choose import ranking
-from jaxsparse_fmt.formats import footprint, statistics
+from jaxsparse_fmt.formats import csr5_tiles, footprint, statistics
 from jaxsparse_fmt.kernels.backends import selection
 from tests.formats.test_memory import arrow
 from tests.marks import few
@@ -162,6 +162,17 @@ def test_a_cpu_without_numba_is_ranked_for_plain_xla(monkeypatch):
 )
 def test_hot_columns_come_first_where_they_have_most_entries_and_only_there(name, hot):
     assert of("csr5", ranked(name)).layout["hot"] == hot
+
+
+def test_tiles_lie_by_column_where_their_rows_share_more_of_x_than_the_l1_cache_holds(monkeypatch):
+    """Not in a narrow band, nor where rows share hardly any; nor where lanes share no memory."""
+    monkeypatch.setattr(csr5_tiles, "MANY_TILES", 300)
+    wide = jsf.gallery.irregular(400_000, 14, 50_000)
+    first = ranking.rank(wide, platform="gpu")[0]
+    assert first.layout["by_column"] and first.nbytes == jsf.from_scipy(wide, "csr5", **first.layout).nbytes_read
+    assert not ranking.rank(wide, platform="gpu", backend="triton")[0].layout["by_column"]
+    for where in ("in a band", "anywhere"):
+        assert not ranking.rank(large(f"uneven rows {where}"), platform="gpu")[0].layout["by_column"]
 
 
 def test_columns_far_apart_are_not_promised_16_bits():

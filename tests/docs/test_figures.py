@@ -52,6 +52,7 @@ def sentences() -> list[tuple[str, str]]:
     one, two = figures.rows_of("multigrid_2xh200")
     kept = figures.row_of("solves_2xh200", section="refinement", devices=2)["of one device's"]
     speeds = figures.speeds(figures.rows_of("suite_cpu"))
+    band = figures.speeds(figures.rows_of("wide_band_h100"))
     cpu = f"runs at {speeds['float32']:.2f} (f32) and {speeds['float64']:.2f} (f64) times the speed of SciPy"
     unknown = figures.speeds(figures.rows_of("suite_held_out_cpu"))
     quick = sum(row["conversion"] <= 50 for row in of_h200)
@@ -70,6 +71,7 @@ def sentences() -> list[tuple[str, str]]:
         ("docs/performance.md", f"the means would be {before[0]:.2f} and {before[1]:.2f}"),
         ("docs/performance.md", f"{hidden:.2f} of the exchange ran beside"),
         ("docs/performance.md", f"ran for {idle:.0f} of the {step:.0f} µs of a step, and the sums took {sums:.0f}"),
+        ("docs/performance.md", f"runs at {band['float32']:.2f} (float32) and {band['float64']:.2f} (float64) times"),
         ("docs/performance.md", f"`cg` with multigrid keeps {two['efficiency']:.2f} with"),
         ("docs/performance.md", f"set-up takes {two['set-up s']:.0f} s where one GPU takes {one['set-up s']:.1f}"),
         ("docs/performance.md", f"keeps {kept:.2f} of its advantage"),

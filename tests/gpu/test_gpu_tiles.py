@@ -17,6 +17,7 @@ pytestmark = pytest.mark.gpu
 MORE_TILES = [
     Layout("csr5", (("tile_shape", (1024, 8)),)),
     Layout("csr5", (("tile_shape", (128, 8)), ("keep_sums", True))),  # cut, and kept
+    Layout("csr5", (("tile_shape", (128, 8)), ("keep_sums", True), ("by_column", True))),
 ]
 N_ROWS, N_COLS = 5000, 1_000_000
 SLOTS = np.arange(150)  # of numbers that rows read, and the columns that these have
@@ -46,7 +47,9 @@ def test_narrow_and_wide_columns_give_the_same_bits_in_every_run(layout, dtype, 
     x = jnp.asarray(x, dtype)
     for kind, S in near_and_far().items():
         A = layout.of(S, dtype=dtype, backend=dialect)
-        assert (A.marked_delta is None, A.marked_col is None) == (kind == "wide", kind == "narrow")
+        stored = {name for name in ("marked_delta", "marked_col", "ends") if getattr(A, name) is not None}
+        by_column, by_rows = dict(layout.options).get("by_column"), {"narrow": "marked_delta", "wide": "marked_col"}
+        assert stored == {"ends" if by_column else by_rows[kind]}
         assert (A.long_rows is not None) == (dict(layout.options)["tile_shape"] == (128, 8))
         results += [np.asarray(product(A, x)) for _ in range(3)]
         assert_close(results[-1], S @ wide(x), longest_sum(S, x), dtype)

@@ -25,9 +25,9 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 every_dialect = pytest.mark.parametrize("dialect", SIGNATURES)
 
 
-def stored(name: str, tile_shape=TILE) -> tuple[jax.Array, dict[str, jax.Array], Tiles]:
+def stored(name: str, tile_shape=TILE, **options) -> tuple[jax.Array, dict[str, jax.Array], Tiles]:
     """Values, arrays and tiles of a matrix; pieces of rows are rows here."""
-    A = jsf.from_scipy(MATRICES[name], "csr5", tile_shape=tile_shape, keep_sums=True)
+    A = jsf.from_scipy(MATRICES[name], "csr5", tile_shape=tile_shape, **{"keep_sums": True} | options)
     return A.values, A._arrays, A.tiles
 
 
@@ -127,26 +127,28 @@ def launch_checked(kernel, backend, *, block, blocks, inputs, outputs, scratch):
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype", "batch", "p"),
+    ("name", "dtype", "batch", "p", "options"),
     few(
         [
-            ("narrow", np.float64, 1, 5),
-            ("wide", np.float64, 1, 10),
-            ("narrow", np.float64, 2, 10),  # blocks of 8 columns and of 2, whose heads lie side by side
-            ("long, but not cut", np.float32, 1, 1),  # rounds of four lanes
+            ("narrow", np.float64, 1, 5, {}),
+            ("wide", np.float64, 2, 1, {"by_column": True}),
+            ("wide", np.float64, 1, 10, {}),
+            ("narrow", np.float64, 2, 10, {}),  # blocks of 8 columns and of 2, whose heads lie side by side
+            ("long, but not cut", np.float32, 1, 1, {}),  # rounds of four lanes
+            ("long, but not cut", np.float32, 1, 1, {"by_column": True, "keep_sums": False}),
         ],
-        1,
+        2,
     ),
     ids=str,
 )
 @pytest.mark.parametrize("shares_memory", [False, True])
 def test_lanes_stay_in_bounds_store_every_row_once_and_read_others_behind_the_barrier(
-    name, dtype, batch, p, shares_memory, monkeypatch
+    name, dtype, batch, p, options, shares_memory, monkeypatch
 ):
     monkeypatch.setattr(launch, "launch", launch_checked)
     monkeypatch.setattr(selection, "shares_memory", lambda backend: shares_memory)
     monkeypatch.setattr(csr5, "MOST_TRIPS", 2)  # two or three rounds
-    values, arrays, lie = stored(name)
+    values, arrays, lie = stored(name, **options)
     values, x = values.astype(dtype) * np.arange(1, batch + 1, dtype=dtype)[:, None], whole(dtype, batch, N_COLS, p)
     got, _ = csr5.product(values, x, arrays, tiles=lie, backend="interpret")
     assert not np.isnan(got).any()
@@ -165,6 +167,9 @@ def lying(
     arrays = {"lane_row": huge(n_tiles * lanes, dtype=jnp.int32), "hops": huge(n_tiles, dtype=jnp.int32)}
     if kind == "wide":
         arrays |= {"marked_col": huge(n_stored, dtype=jnp.int32)}
+    elif kind == "by column":
+        sizes = {"column_place": n_stored, "step_base": n_tiles * entries, "ends": n_tiles * lanes}
+        arrays |= {name: huge(n, dtype=jnp.int32) for name, n in sizes.items()}
     else:
         arrays |= {"marked_delta": huge(n_stored, dtype=jnp.uint16), "col_base": huge(n_tiles, dtype=jnp.int32)}
     return Tiles((n_stored // 16, 10**6), n_stored, lanes, entries, kept_rows=kept_rows, most_hops=100), arrays
@@ -188,7 +193,7 @@ def test_the_kernel_lowers_for_cuda(kind, dialect, tile_shape, dtype, p):
 
 
 @pytest.mark.parametrize(("tile_shape", "dtype"), [((128, 8), jnp.bfloat16), ((512, 32), jnp.float64)], ids=str)
-@every_kind
+@pytest.mark.parametrize("kind", [*KINDS, "by column"])
 def test_the_kernel_that_keeps_its_sums_lowers_for_cuda(kind, tile_shape, dtype):
     lie, arrays = lying(kind, tile_shape, 4, kept_rows=1536)
     lie, piece_ptr = dataclasses.replace(lie, n_pieces=7), huge(8, dtype=jnp.int32)

@@ -9,12 +9,20 @@ lane writes a sum where the index of an entry has a mark:
     marked_col    [n_stored] int32, columns; the sign bit marks the last entry of a row; n_cols in padding
     marked_delta  [n_stored] uint16 instead, above the tile's least column `col_base` [n_tiles]: 0x8000 is the mark,
                   0x7FFF padding
+
+Or a tile's entries lie by rising column, so that lanes read neighbours of x; "by rows" is their order above:
+
+    column_place  [n_stored] int32: the place by rows in a tile's log₂(lanes·entries) bits, and above them the column
+                  less that of the first of `lanes` places; negative in padding
+    step_base     [n_tiles·entries] int32, the column of the first of every `lanes` places
+    ends          [n_tiles·⌈entries / 32⌉·lanes] int32, a bit for each place by rows: the mark
 """
 
 import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxsparse_fmt._types import Array, index_dtype
@@ -54,6 +62,9 @@ class Tiles:
     def columns(self, arrays: Arrays) -> tuple[Array, Array]:
         """The column of every place (n_cols in padding), and whether it is the last of its row: [n_stored]."""
         n_cols, tile = self.shape[1], self.lanes * self.entries
+        if "ends" in arrays:
+            _, last, (col, place) = self._by_rows(arrays)
+            return col, take(last, place)
         if "marked_delta" not in arrays:
             return arrays["marked_col"] & COLUMN, arrays["marked_col"] < 0
         narrow, base = arrays["marked_delta"], jnp.repeat(arrays["col_base"], tile)
@@ -64,7 +75,7 @@ class Tiles:
         """Row, column (n_cols in padding) and j in the row, of every place: [n_stored] each."""
         n_rows, n_cols = self.shape
         arrays = {name: when_run(a) for name, a in arrays.items()}
-        col, last = self.columns(arrays)
+        col, last, stored = self._by_rows(arrays)
         shape = (self.n_tiles, self.entries, self.lanes)
         last = last.reshape(shape)
         lane_row = arrays["lane_row"].reshape(self.n_tiles, 1, self.lanes)
@@ -78,28 +89,66 @@ class Tiles:
         begin = jnp.zeros(n_rows, index).at[jnp.where(live & is_first, row, n_rows)]
         begin = begin.set(at, mode="drop", unique_indices=True)  # of each row; atomics for every place would cost more
         row = jnp.minimum(row, n_rows - 1)
-        return row, col, jnp.where(live, at - take(begin, row), 0).astype(jnp.int32)
+        j = jnp.where(live, at - take(begin, row), 0).astype(jnp.int32)
+        if stored is None:
+            return row, col, j
+        col, place = stored
+        return take(row, place), col, take(j, place)
+
+    @property
+    def place_bits(self) -> int:
+        """Bits of a place in a tile."""
+        return (self.lanes * self.entries).bit_length() - 1
+
+    def _by_rows(self, arrays: Arrays) -> tuple[Array, Array, Any]:
+        """As `columns`, by rows; and of tiles that lie by column the column and the place by rows of every place."""
+        if "ends" not in arrays:
+            return *self.columns(arrays), None
+        code, bit = arrays["column_place"], jnp.arange(min(self.entries, 32), dtype=jnp.int32)[:, None]
+        tile = jnp.arange(self.n_stored, dtype=index_dtype(self.n_stored)) >> self.place_bits
+        at = (tile << self.place_bits) + (code & ((1 << self.place_bits) - 1)).astype(tile.dtype)
+        last = arrays["ends"].reshape(self.n_tiles, -1, 1, self.lanes) >> bit & 1
+        col = jnp.repeat(arrays["step_base"], self.lanes) + (code >> self.place_bits)
+        n_cols = jnp.full_like(col, self.shape[1])
+        col = jnp.where(code < 0, n_cols, col)
+        return n_cols.at[at].set(col), last.reshape(-1) > 0, (col, at)
+
+    def by_rows(self, values: Array, arrays: Arrays) -> tuple[Array, Arrays]:
+        """Values [b, n_stored] and arrays of the same tiles by rows, with columns of 32 bits."""
+        col, last, stored = self._by_rows({name: when_run(a) for name, a in arrays.items()})
+        values = values if stored is None else jnp.zeros_like(values).at[:, stored[1]].set(values)
+        marked = jnp.where(last, col | jnp.int32(WIDE_MARK), col)
+        return values, {"lane_row": arrays["lane_row"], "hops": arrays["hops"], "marked_col": marked}
 
     def decoder(self, d: Any, index: Arrays, tile: Any) -> Any:
-        """In a kernel, the function that decodes columns: places of the tile -> (column, whether there is one, whether
-        the entry is the last of its row).
+        """In a kernel, the function that decodes columns: places of a trip and its number -> (column, whether there is
+        one, whether the entry is the last of its row; or its place by rows).
         """
         n_cols, size = self.shape[1], self.lanes * self.entries
         address = index_dtype(self.n_stored)
 
-        def wide(places):
+        def wide(places, _):
             loaded = [d.load(index["marked_col"], own + place, None, n_cols, once=True) for place in places]
             found = [(lax.bitwise_and(c, d.full(COLUMN, jnp.int32)), c < 0) for c in loaded]
             return [(c, c < n_cols, last) for c, last in found]
 
-        def narrow(places):
+        def narrow(places, _):
             base, low = d.load(index["col_base"], tile), d.full(NARROW_PADDING, jnp.int32)
             loaded = [d.load(index["marked_delta"], own + place, None, NARROW_PADDING, once=True) for place in places]
             loaded = [u.astype(jnp.int32) for u in loaded]
             found = [(lax.bitwise_and(u, low), u >= MARK) for u in loaded]
             return [(base + u, u != NARROW_PADDING, last) for u, last in found]
 
+        def by_column(places, t):
+            first = tile * jnp.int32(self.entries) + t * jnp.int32(len(places))
+            bases = [d.load(index["step_base"], first + jnp.int32(u)) for u in range(len(places))]
+            loaded = [d.load(index["column_place"], own + place, once=True) for place in places]
+            found = zip(bases, loaded, strict=True)
+            return [(base + (u >> self.place_bits), u >= 0, u & jnp.int32(size - 1)) for base, u in found]
+
         own = tile.astype(address) * size
+        if "ends" in index:
+            return by_column
         return narrow if "marked_delta" in index else wide
 
 
@@ -120,15 +169,19 @@ def in_turn(xp: Any, at: Any, row: Any) -> Any:
     return xp.where(whole, first + turn.astype(at.dtype), at).reshape(shape)
 
 
+def words(xp: Any, flags: Any) -> Any:
+    """A bit for every flag of a lane: [n_tiles, entries, lanes] -> uint32 [n_tiles, ⌈entries / 32⌉, lanes]."""
+    tiles, entries, lanes = flags.shape
+    bit = xp.arange(min(entries, 32), dtype=np.uint32)[:, None]
+    return xp.sum(flags.reshape(tiles, -1, bit.shape[0], lanes).astype(np.uint32) << bit, axis=2, dtype=np.uint32)
+
+
 def _before(flags: Array) -> Array:
     """The number of flags set before each place of its lane, [n_tiles, entries, lanes].
 
     A running sum takes XLA for CUDA several passes over the numbers; bits of a word need one over the flags.
     """
-    tiles, entries, lanes = flags.shape
-    width = min(entries, 32)
-    bit = lax.iota(jnp.uint32, width)[:, None]
-    word = jnp.sum(flags.reshape(tiles, -1, width, lanes).astype(jnp.uint32) << bit, axis=2, dtype=jnp.uint32)
+    word, bit = words(jnp, flags), lax.iota(jnp.uint32, min(flags.shape[1], 32))[:, None]
     count = lax.population_count(word)
     within = lax.population_count(word[:, :, None] & ((jnp.uint32(1) << bit) - 1))
     return ((jnp.cumsum(count, axis=1) - count)[:, :, None] + within).astype(jnp.int32).reshape(flags.shape)
