@@ -28,7 +28,7 @@ from benchmarks.report import Row
 from jaxsparse_fmt.choose.timing import median_seconds
 from solvers import Status, cg, precond, refine
 
-VECTORS = 10  # that a step of cg reads and writes, with the two of its product
+VECTORS = 9  # that a step of cg reads and writes, with the two of its product
 
 
 def rhs(S: Any, dtype: Any = np.float64, columns: tuple[int, ...] = ()) -> jax.Array:

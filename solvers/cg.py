@@ -1,19 +1,26 @@
-"""Conjugate gradients (Hestenes and Stiefel 1952; Cevahir et al., Algorithm 1; Saad, Iterative Methods, Algorithm 9.1).
+"""Conjugate gradients, in two forms.
 
-Traffic of a step without preconditioner, in vectors of n: the product reads p, writes q and computes pᵀq in the same
-pass where rows are short (elsewhere pᵀq takes 2n more); the update of r reads 2, writes 1 and computes rᵀr; the update
-of x and p reads 3 and writes 2. Together they move 10n.
+`step` (Hestenes and Stiefel 1952; Saad, Iterative Methods, Algorithm 9.1) computes rᵀ·M·r after it has updated r, so it
+passes over vectors, and adds up over devices, twice. `step_predicting` (Chen and Carson 2020, PR-CG) predicts rᵀ·M·r of
+the next r = r − α·s by rᵀ·r, rᵀ·s and sᵀ·s, and so updates all vectors in one pass. The sum itself replaces the
+prediction one step later, so that errors do not add up. A is symmetric, so rᵀ·s follows from sums at hand: `_beside`.
+
+Traffic of a step without preconditioner, in vectors of n. In both forms the product reads p and writes s = A·p, and
+where rows are short computes its sums in the same pass (elsewhere they take 2n more). In `step` the update of r reads 2
+and writes 1, and that of x and p reads 3 and writes 2: together 10n. In `step_predicting` one pass reads x, r, p and s
+and writes x, r and p: together 9n.
 """
 
+import functools
 from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxsparse_fmt.core.vector_passes import Number, Pass
+from jaxsparse_fmt.core.vector_passes import DOT, Number, Pass
 from solvers.core.iterate import Method
-from solvers.core.scaling import Map
+from solvers.core.scaling import Map, Product
 from solvers.core.settings import Settings, solver
 from solvers.core.solve import solve
 from solvers.core.space import Space
@@ -29,17 +36,21 @@ class Work(NamedTuple):
     gamma: Array  # rᵀ·M·r
 
 
-class MergedWork(NamedTuple):
+class Predicting(NamedTuple):
+    """The direction p in units of the last step α, so that A·d is about as long as r, and its square in the dtype."""
+
     x: Array
     r: Array
-    p: Array
-    s: Array  # [n] A·p
-    u: Array  # [n] M·r
-    w: Array  # [n] A·u
-    gamma: Number  # rᵀ·u
-    delta: Number  # uᵀ·w
-    last_gamma: Array  # of the step before
-    last_alpha: Array
+    z: Array | None  # [n] M·r by recursion; None without M
+    d: Array  # [n] u·p, which is u·z + b·d of the last step
+    u: Array
+    b: Array
+    curvature: Array  # dᵀ·A·d of the last step
+    sums: tuple[Number, ...]  # rᵀ·r, and zᵀ·A·d of the last d; with M also rᵀ·z
+
+    @property
+    def p(self) -> Array:
+        return ratio(self.d, self.u.astype(self.d.dtype))
 
 
 @solver()
@@ -87,10 +98,10 @@ def cg(
         "unrolled", which takes at most maxiter steps and differentiates them, for example to train an M: then x and
         residual_norm have derivatives with respect to A, b, x0 and M, and reverse mode stores the vectors of maxiter
         steps.
-      one_reduction: use the form with one reduction a step instead of two (Chronopoulos and Gear 1989), for
-        many devices, where a reduction waits for all of them. It reads and writes 4 vectors more, and computes pᵀ·A·p
-        as a difference, which in float32 may become negative from a condition number of about 1e7:
-        NOT_POSITIVE_DEFINITE.
+      one_reduction: use the form with one reduction a step instead of two (Chen and Carson 2020), for many devices,
+        where a reduction waits for all of them. With an M it reads and writes 3 vectors more. Without M it reads and
+        writes one less, and a matrix on a GPU or on several devices is solved so in any case. The last digits, and in
+        ill-conditioned systems the number of steps, differ.
 
     Returns:
       A `Solution`. Its status reports how the solve ended; x is always finite, and the best one where a solve failed.
@@ -114,10 +125,27 @@ def start(space: Space, A: Map, M: Map, r: Array, last: Array | None) -> Work:
     return Work(jnp.zeros_like(r), r, last + ratio(gamma - along, gamma).astype(r.dtype) * z, gamma)
 
 
-def step(space: Space, A: Map, M: Map, work: Work, now: Now) -> tuple[Work, Now]:
-    """One step in three kernels: the passes also compute the loop's numbers, for which XLA would launch others."""
+def start_predicting(
+    space: Space, A: Map, M: Map, r: Array, last: Array | None, always: bool = False
+) -> Work | Predicting:
+    """As `start`; for `step_predicting` where that costs no more."""
+    work, z = start(space, A, M, r, last), M(r)
+    if not (always or (z is r and isinstance(A, Product) and space.sums_at_once(r))):
+        return work
+    # As if p were z and p − z of a step before.
     x, r, p, gamma = work
-    q, curvature = space.product_dot(A, p)
+    one, (rr, rest, rz) = jnp.ones_like(gamma), space.sweep(FIRST, (), (r, z, A(p), p - z))[2]
+    if z is r:
+        return Predicting(x, r, None, p, one, one, jnp.zeros_like(one), (rr, rest))
+    return Predicting(x, r, z, p, one, one, jnp.zeros_like(one), (rr, rest, rz))
+
+
+def step(space: Space, A: Map, M: Map, work: Any, now: Now) -> tuple[Any, Now]:
+    """One step in three kernels: the passes also compute the loop's numbers, for which XLA would launch others."""
+    if isinstance(work, Predicting):
+        return step_predicting(space, A, M, work, now)
+    x, r, p, gamma = work
+    q, (curvature,) = space.product_sums(A, p, DOT, p)
     (r,), (curvature, alpha, _), (rr,) = space.sweep(DESCEND, (gamma, curvature, *now), (r, q))
     z = M(r)
     rz = rr if z is r else space.part(r, z)
@@ -147,8 +175,72 @@ def _turn_each(scalars, x, p, z):
     return (jnp.where(moves, x + alpha * p, x), jnp.where(moves, z + beta * p, p)), ()
 
 
+def step_predicting(space: Space, A: Map, M: Map, work: Predicting, now: Now) -> tuple[Predicting, Now]:
+    """One step in two kernels, and M."""
+    x, r, z, d, u, b, curvature, last = work
+    numbers = u, b, curvature, *last, *now
+    if z is None:
+        s, sums = space.product_sums(A, d, SUMS, d)
+        vectors, scalars, last = space.sweep(ADVANCE, (*sums, *numbers), (x, r, d, s))
+    else:
+        s, sums = space.product_sums(A, d, SUMS_OF_M, d, r)
+        t = M(s)
+        numbers = *sums, space.part(s, t), *numbers
+        vectors, scalars, last = space.sweep(ADVANCE_OF_M, numbers, (x, r, d, s, z, t))
+    (x, r, d, *of_M), (u, b, curvature, k, size, ended, *_) = vectors, scalars
+    z = of_M[0] if of_M else None
+    return Predicting(x, r, z, d, u, b, curvature, last), now._replace(k=k, norm=size, code=ended)
+
+
+def _advance(curvature, ss, u, b, before, rr, rest, *now):
+    squares = rr, _beside(u, b, before, curvature, rest), ss
+    return _advanced(u, curvature, squares, squares, Now(*now))
+
+
+def _advance_of_M(curvature, ss, rs, st, u, b, before, rr, rest, rz, *now):
+    return _advanced(u, curvature, (rr, rs, ss), (rz, _beside(u, b, before, curvature, rest), st), Now(*now))
+
+
+def _beside(u, b, before, curvature, rest):
+    """zᵀ·A·d, as z is (d − b·d₀) / u and d₀ᵀ·A·d = (A·d₀)ᵀ·(u·z + b·d₀), with the direction d₀ of the last step."""
+    return (curvature - b * (u * rest + b * before)) / u
+
+
+def _advanced(u, curvature, squares, of_M, now):
+    """The numbers after the step, and by what and whether the vectors move."""
+    gamma = of_M[0]
+    alpha, moves = u * gamma / curvature, now.active & definite(gamma, curvature)
+    # The first unit may be far from α: then the squares of A·d lie beyond the dtype, and the method starts again.
+    far = jnp.finfo(alpha.dtype).max ** 0.25
+    known = (alpha < far) & (alpha > 1 / far)
+    squared = jnp.where(known, _predicted(alpha, *squares), squares[0])
+    b = jnp.where(known, alpha * (_predicted(alpha, *of_M) / gamma), 0)
+    then = now.after(root(squared), code(gamma, curvature))
+    return jnp.where(moves, alpha * u, u), b, curvature, then.k, then.norm, then.code, alpha, moves
+
+
+def _predicted(alpha, rr, rs, ss):
+    """‖r − α·s‖², in some inner product; 0 where rounding leaves less, after a step that took nearly all of r."""
+    squared = rr - alpha * (2 * rs - alpha * ss)
+    return jnp.where(squared < 0, 0, squared)
+
+
+def _advance_each(scalars, x, r, d, s, *of_M):
+    u, b, *_, alpha, moves = scalars
+    x, r = jnp.where(moves, x + alpha * d, x), jnp.where(moves, r - alpha * s, r)
+    if not of_M:
+        return (x, r, jnp.where(moves, u * r + b * d, d)), ((r, r), (s, r))
+    z, t = of_M
+    z = jnp.where(moves, z - alpha * t, z)
+    return (x, r, jnp.where(moves, u * z + b * d, d), z), ((r, r), (s, z), (r, z))
+
+
 DESCEND = Pass(_descend, _descend_each)
 TURN = Pass(_turn, _turn_each)
+FIRST = Pass(tuple, lambda _, r, z, s, q: ((), ((r, r), (s, q), (r, z))))
+SUMS, ADVANCE = Pass(tuple, lambda _, s, d: ((), ((d, s), (s, s)))), Pass(_advance, _advance_each)
+SUMS_OF_M = Pass(tuple, lambda _, s, d, r: ((), ((d, s), (s, s), (r, s))))
+ADVANCE_OF_M = Pass(_advance_of_M, _advance_each)
 
 
 @jax.jit
@@ -167,43 +259,10 @@ def code(gamma: Array, curvature: Array) -> Array:
     return jnp.where(is_finite(gamma) & is_finite(curvature), of_finite, jnp.int32(Status.NON_FINITE))
 
 
-def start_merged(space: Space, A: Map, M: Map, r: Array, last: None) -> MergedWork:
-    u = M(r)
-    w, delta = space.product_dot(A, u)
-    gamma, delta = space.joined(space.part(r, u), delta)
-    zero = jnp.zeros_like(r)
-    one = jnp.ones_like(space.total(gamma))
-    return MergedWork(zero, r, zero, zero, u, w, gamma, delta, jnp.inf * one, one)
-
-
-def step_merged(space: Space, A: Map, M: Map, work: MergedWork, now: Now) -> tuple[MergedWork, Now]:
-    """Chronopoulos and Gear 1989, §2; pᵀ·A·p = δ − β·γ / α of the last step. Devices exchange all sums at once."""
-    x, r, p, s, u, w, gamma, delta, last_gamma, last_alpha = work
-    numbers = gamma, delta, last_gamma, last_alpha, now.active  # `now` in a pass would cost XLA two kernels more
-    vectors, (gamma, curvature, last_gamma, last_alpha, *_), (rr,) = space.sweep(ADVANCE, numbers, (x, r, p, s, u, w))
-    x, r, p, s = vectors
-    u = M(r)
-    w, delta = space.product_dot(A, u)
-    rr, rz, delta = space.joined(rr, rr if u is r else space.part(r, u), delta)
-    now = now.after(jnp.sqrt(space.total(rr)), code(gamma, curvature))
-    return MergedWork(x, r, p, s, u, w, rz, delta, last_gamma, last_alpha), now
-
-
-def _advance(gamma, delta, last_gamma, last_alpha, active):
-    beta = gamma / last_gamma
-    curvature = delta - beta * gamma / last_alpha
-    alpha, moves = gamma / curvature, active & definite(gamma, curvature)
-    kept = jnp.where(moves, gamma, last_gamma), jnp.where(moves, alpha, last_alpha)
-    return gamma, curvature, *kept, alpha, beta, moves
-
-
-def _advance_each(scalars, x, r, p, s, u, w):
-    *_, alpha, beta, moves = scalars
-    p, s = jnp.where(moves, u + beta * p, p), jnp.where(moves, w + beta * s, s)
-    x, r = jnp.where(moves, x + alpha * p, x), jnp.where(moves, r - alpha * s, r)
-    return (x, r, p, s), ((r, r),)
-
-
-ADVANCE = Pass(_advance, _advance_each)
-METHOD = Method(start, step, keeps=True, sums=True)
-ONE_REDUCTION = Method(start_merged, step_merged, sums=True)
+METHOD = Method(start_predicting, step, keeps=True, sums=lambda plain: (SUMS, 1) if plain else (DOT, 1))
+ONE_REDUCTION = Method(
+    functools.partial(start_predicting, always=True),
+    step,
+    keeps=True,
+    sums=lambda plain: (SUMS, 1) if plain else (SUMS_OF_M, 2),
+)

@@ -51,37 +51,37 @@ def transposed(pattern: Pattern, values: Array, y: Array) -> Array:
     return _apply("transposed", pattern, values, y)
 
 
-def product_dot(pattern: Pattern, values: Array, x: Array, w: Array) -> tuple[Array, vector_passes.Parts]:
-    """A·x, and wᵀ·A·x in parts, as the kernel of the product leaves it. It has no derivative.
+def product_sums(pattern: Pattern, values: Array, x: Array, what: vector_passes.Pass, *beside: Array):
+    """A·x, and the sums of a pass over it and `beside`, in parts as the product's kernel leaves them; no derivative.
 
     Args:
-      values, x, w: [n_stored], [n_cols], [n_rows], real and of one dtype.
+      values, x, beside: [n_stored], [n_cols], [n_rows] each, real and of one dtype.
     """
-    values, x, w = mesh_axes.varying((values, x, w), pattern)
-    leaves, tree = jax.tree.flatten(pattern)
-    backend = selection.active_backend(pattern.backend)
-    y, sums = product_dot_p.bind(values, x, w, *leaves, tree=tree, backend=backend)
-    return y, vector_passes.Parts(sums)
+    vectors, (leaves, tree) = mesh_axes.varying((values, x, *beside), pattern), jax.tree.flatten(pattern)
+    params = {"tree": tree, "what": what, "count": len(beside), "backend": selection.active_backend(pattern.backend)}
+    y, *sums = product_sums_p.bind(*vectors, *leaves, **params)
+    return y, tuple(map(vector_passes.Parts, sums))
 
 
-def _product_dot(values, x, w, *leaves, tree, backend):
-    pattern = jax.tree.unflatten(tree, leaves)
+def _product_sums(values, x, *others, tree, what, count, backend):
+    beside, pattern = others[:count], jax.tree.unflatten(tree, others[count:])
     if selection.is_pallas(backend):
-        return pattern._product_dot(values, x, w, backend)
+        return pattern._product_sums(values, x, beside, what, backend)
     y = computed("product", pattern, values[None], x[None, :, None], backend)[0, :, 0]
-    return y, _one_part(pattern, w, y)
+    return y, _one_part(pattern, what, y, *beside)
 
 
-def _product_then_dot(values, x, w, *leaves, **params):
+def _product_then_sums(values, x, *others, what, count, **params):
+    beside, leaves = others[:count], others[count:]
     y = _bind("product", values[None], x[None, :, None], leaves, **params)[0, :, 0]
-    return y, _one_part(jax.tree.unflatten(params["tree"], leaves), w, y)
+    return y, _one_part(jax.tree.unflatten(params["tree"], leaves), what, y, *beside)
 
 
-def _one_part(pattern, w, y):
-    return jnp.zeros(pattern._sums, y.dtype).at[0].set(jnp.vdot(w, y))
+def _one_part(pattern, what, *vectors):
+    return [jnp.zeros(pattern._sums, a.dtype).at[0].set(jnp.vdot(a, b)) for a, b in what.each((), *vectors)[1]]
 
 
-product_dot_p = vector_passes.platform_primitive("sparse_product_dot", _product_dot, _product_then_dot)
+product_sums_p = vector_passes.platform_primitive("sparse_product_sums", _product_sums, _product_then_sums)
 
 
 def _apply(face, pattern, values, vector):

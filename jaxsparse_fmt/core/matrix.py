@@ -152,15 +152,20 @@ class SparseMatrix(OnOneDevice, Pattern):
         Args:
           x, w: [n_cols] and [n_rows], or with p columns each.
         """
+        y, (dot,) = self._matvec_sums(x, vector_passes.DOT, w)
+        return y, dot
+
+    def _matvec_sums(self, x: Array, what: vector_passes.Pass, *beside: Array) -> tuple[Array, Any]:
+        """A·x, and the sums of a pass over A·x and `beside`."""
         fits = (
-            vector_passes.by_kernel(x, w)
+            vector_passes.by_kernel(x, *beside)
             and jnp.result_type(self.values, x) == x.dtype
             and selection.is_pallas(self.backend)
         )
         if fits and self._sums:
-            return form.product_dot(self._without_values, self.values, x, w)
+            return form.product_sums(self._without_values, self.values, x, what, *beside)
         y = self.matvec(x)
-        return y, vector_passes.dot(w, y)
+        return y, vector_passes.sweep(what, (), (y, *beside))[2]
 
     def _transposed(self, y: Any) -> Array:
         return _back(_hidden(self), y if isinstance(y, jax.Array) else _rows(self, y))

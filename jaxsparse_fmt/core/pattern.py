@@ -2,11 +2,12 @@
 
 import abc
 import dataclasses
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import jax
 
 from jaxsparse_fmt._types import Array
+from jaxsparse_fmt.kernels.vector_pass import Pass
 
 
 @jax.tree_util.register_static
@@ -57,11 +58,11 @@ class Pattern(abc.ABC):
 
     @property
     def _sums(self) -> int:
-        """The number of partial sums of wᵀ·A·x that `_product_dot` returns; 0 where a separate pass costs less."""
+        """The number of parts of a sum that `_product_sums` returns; 0 where a separate pass costs less."""
         return 0
 
-    def _product_dot(self, values: Array, x: Array, w: Array, backend: str) -> tuple[Array, Array]:
-        """A·x and wᵀ·A·x in parts, by a Pallas kernel: [n_rows], [_sums]."""
+    def _product_sums(self, values: Array, x: Array, beside: Any, what: Pass, backend: str) -> tuple[Array, ...]:
+        """A·x and the sums of a pass over it and `beside`, by a Pallas kernel: [n_rows], and [_sums] each."""
         raise NotImplementedError
 
     def _wants_shared_memory(self, face: str, p: int) -> bool:

@@ -1,6 +1,7 @@
 """The shard of one device: its local and halo blocks, its product and its entries."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.distributed.halo import Exchange, exchange
 
 Array = jax.Array
+ONCE: Any = {"mode": "drop", "unique_indices": True, "indices_are_sorted": True}
 
 
 @pytree
@@ -40,23 +42,30 @@ class Shards:
             y = self._summed(y, B.matvec(h))
         return y
 
-    def product_dot(self, x: Array, w: Array) -> tuple[Array, vector_passes.Parts]:
-        """The device's piece of A·x, and its summand of wᵀ·A·x in parts, for pieces of real vectors [m].
+    def product_sums(self, x: Array, what: vector_passes.Pass, *beside: Array) -> tuple[Array, Any]:
+        """The device's piece of A·x, and its summands of the sums of a pass over A·x and `beside`, in parts; real [m].
 
-        The product with the halo block adds its own parts of the sum, so y is not read again.
+        The product with the halo block adds by how much it changes the terms of its rows: no other row is read again.
         """
         (A, v), *beyond = self._terms(x)
-        y, own = A.matvec_dot(v, w)
-        own = own.of if isinstance(own, vector_passes.Parts) else own[None]
+        y, sums = A._matvec_sums(v, what, *beside)
+        own = jnp.stack([a.of if isinstance(a, vector_passes.Parts) else a[None] for a in sums])
         for B, h in beyond:
             y, h = _in_turn(y, h)
-            more = B.matvec(h)
-            at_rows = w if self.boundary is None else w.at[self.boundary].get(mode="fill", fill_value=0)
+            before, *others = map(self._at_boundary, (y, *beside))
+            # Without the barrier XLA reads y itself after it has changed, and copies it before.
+            before, now = lax.optimization_barrier((before, before + B.matvec(h)))
+            both = (what.each((), piece, *others)[1] for piece in (now, before))
+            terms = jnp.stack([a * b - c * d for (a, b), (c, d) in zip(*both, strict=True)])
             # As many sums as there are parts, each with a part as a term more: XLA makes them in one kernel.
-            terms = jnp.pad(at_rows * more, (0, -more.shape[0] % own.shape[0])).reshape(own.shape[0], -1)
-            own = jnp.sum(terms + jnp.pad(own[:, None], ((0, 0), (0, terms.shape[1] - 1))), axis=1)
-            y = self._summed(y, more)
-        return y, vector_passes.Parts(own)
+            terms = jnp.pad(terms, ((0, 0), (0, -terms.shape[1] % own.shape[1]))).reshape(*own.shape, -1)
+            own = jnp.sum(terms + jnp.pad(own[..., None], ((0, 0), (0, 0), (0, terms.shape[2] - 1))), axis=2)
+            y = now if self.boundary is None else y.at[self.boundary].set(now, **ONCE)
+        return y, tuple(map(vector_passes.Parts, own))
+
+    def _at_boundary(self, v: Array) -> Array:
+        """v at the rows of the halo block; zeros in padding."""
+        return v if self.boundary is None else v.at[self.boundary].get(mode="fill", fill_value=0)
 
     def _terms(self, x: Array) -> list[tuple[SparseMatrix, Array]]:
         """The blocks, each with the vector that it multiplies."""
@@ -70,7 +79,7 @@ class Shards:
         """The sum of the blocks' products."""
         if self.boundary is None:
             return y + more
-        return y.at[self.boundary].add(more, mode="drop", unique_indices=True, indices_are_sorted=True)
+        return y.at[self.boundary].add(more, **ONCE)
 
     def entries(self) -> list[tuple[Array, Array, Array, Array]]:
         """For every stored place of each block, on one device: its row, its column among [x | halo], its index in the

@@ -183,10 +183,14 @@ class ShardedMatrix(ShardedAlgebra):
 
         Inside shard_map x, w and A·x are pieces, and the number is this device's summand.
         """
-        if self.domain.over.is_manual and x.ndim == 1 and x.dtype == w.dtype == self.dtype and x.dtype.kind == "f":
-            return self.domain.over.each(Shards.product_dot, self.shards, x, w)
+        y, (dot,) = self._matvec_sums(x, vector_passes.DOT, w)
+        return y, dot
+
+    def _matvec_sums(self, x: Array, what: vector_passes.Pass, *beside: Array) -> tuple[Array, Any]:
+        if self.domain.over.is_manual and x.ndim == 1 and x.dtype.kind == "f" and x.dtype == self.dtype:
+            return self.domain.over.each(lambda own, x: own.product_sums(x, what, *beside), self.shards, x)
         y = self.matvec(x)
-        return y, vector_passes.inner_product(w, y).real
+        return y, vector_passes.plain_sweep(what, (), (y, *beside))[2]
 
     def _partition(self, axis: Any) -> PartitionSpec | None:
         """How the arrays lie for products inside shard_map over `axis`; None: there are none."""

@@ -23,6 +23,7 @@ from jaxsparse_fmt.kernels import coordinates, sddmm, spmv
 from jaxsparse_fmt.kernels.backends.tuning import LAUNCH
 from jaxsparse_fmt.kernels.layout.address import Address, Chunked, Jagged, Slices, when_run
 from jaxsparse_fmt.kernels.layout.columns import ColumnRule, Delta, Diagonal, Explicit, Rule
+from jaxsparse_fmt.kernels.vector_pass import Pass
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -101,8 +102,8 @@ class ByRule(SparseMatrix):
         short = 0 < self.n_stored < LAUNCH.long_rows * self.shape[0]
         return spmv.parts(self._rule) if short and not isinstance(self.column, Delta) else 0
 
-    def _product_dot(self, values: Array, x: Array, w: Array, backend: str) -> tuple[Array, Array]:
-        return spmv.product_dot(values, x, w, self._arrays, rule=self._rule, backend=backend)
+    def _product_sums(self, values: Array, x: Array, beside: Any, what: Pass, backend: str) -> tuple[Array, ...]:
+        return spmv.product_sums(values, x, beside, self._arrays, what=what, rule=self._rule, backend=backend)
 
     def entries(self) -> tuple[Array, Array, Array, Array]:
         return *places_of(self, self._arrays, self._rule), self.values

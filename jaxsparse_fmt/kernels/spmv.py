@@ -73,29 +73,36 @@ def added(
     return row_kernels.launch_rows(kernel, backend, inputs, {"y": y}, rule)[0].reshape(y.shape)
 
 
-def product_dot(
+def product_sums(
     values: Array,  # [n_stored]
     x: Array,  # [n_cols]
-    w: Array,  # [n_rows]
+    beside: tuple[Array, ...],  # [n_rows]
     arrays: Arrays,
     *,
+    what: vector_pass.Pass,
     rule: Rule,
     backend: str,
-) -> tuple[Array, Array]:  # [n_rows], [parts]
-    """A·x, and wᵀ·A·x in parts: one for each warp of lanes, or those of a pass over them where they are many."""
+) -> tuple[Array, ...]:  # [n_rows], and [parts] each
+    """y = A·x, and the sums of a pass over y and `beside`.
+
+    They are in parts: one for each warp of lanes, or those of a pass over them where they are many.
+    """
     dtype, warps = jnp.result_type(values, x), _warps(rule)
-    inputs = {"values": values[None], "x": x[None, :, None], "w": w, **arrays}
-    out = {"y": jax.ShapeDtypeStruct((rule.shape[0],), dtype), "sums": jax.ShapeDtypeStruct((warps,), dtype)}
-    y, sums = row_kernels.launch_rows(product_kernel, backend, inputs, out, rule)
-    return y, sums if parts(rule) == warps else vector_pass.sweep((), (sums,), SUM, backend)[2][0]
+    inputs = {"values": values[None], "x": x[None, :, None], **arrays}
+    inputs |= {f"beside{i}": v for i, v in enumerate(beside)}
+    out = {"y": jax.ShapeDtypeStruct((rule.shape[0],), dtype)}
+    pairs = what.each((), out["y"], *beside)[1]
+    out |= {f"sum{i}": jax.ShapeDtypeStruct((warps,), dtype) for i in range(len(pairs))}
+    y, *sums = row_kernels.launch_rows(functools.partial(product_kernel, what=what), backend, inputs, out, rule)
+    return y, *(sums if parts(rule) == warps else vector_pass.sweep((), tuple(sums), SUM, backend)[2])
 
 
 def parts(rule: Rule) -> int:
-    """The number of partial sums of wᵀ·A·x that `product_dot` returns."""
+    """The number of parts of each sum that `product_sums` returns."""
     return _warps(rule) if _warps(rule) <= tuning.LAUNCH.most_parts else vector_pass.parts(_warps(rule))
 
 
-SUM = vector_pass.Pass(lambda: (), lambda _, v: ((), ((v, jnp.ones_like(v)),)))
+SUM = vector_pass.Pass(tuple, lambda _, *sums: ((), tuple((v, jnp.ones_like(v)) for v in sums)))
 
 
 def _warps(rule: Rule) -> int:
@@ -110,14 +117,15 @@ def product_kernel(
     y,  # [b·n_rows·p], out
     values=None,  # [b·n_stored]
     adds_to: int | None = None,  # rows of y, to which the kernel adds; None: it overwrites the matrix's own
+    what: vector_pass.Pass | None = None,  # a pass over y and `beside`, for its sums
     **arrays,  # what the rules read, and where given:
     # perm     [n_rows]
     # pattern  [n_stored / 8] uint8
-    # w        [n_rows]
-    # sums     [width / 32], out: of wᵀ·y
+    # beside0, …  [n_rows]
+    # sum0, …     [width / 32], out
 ):
     rule, p, pack, (n_rows, n_cols) = sizes.rule, sizes.p, sizes.pack, sizes.rule.shape
-    pattern, w, rows_of_y = arrays.get("pattern"), arrays.get("w"), n_rows if adds_to is None else adds_to
+    pattern, rows_of_y = arrays.get("pattern"), n_rows if adds_to is None else adds_to
     tile, column_block, batch = sizes.position(d.program_id())
     whole, d = d, LaneGroups(d, sizes.lanes_a_row) if sizes.lanes_a_row > 1 else d
     columns = sizes.columns(d, column_block)
@@ -160,9 +168,11 @@ def product_kernel(
         totals = [widened(b, sizes.acc) + total for b, total in zip(before, totals, strict=True)]
     for (q, inside), total in zip(columns, totals, strict=True):
         d.store(y, pack.places(base + q), total, pack.beside(live & inside))
-    if w is not None:
-        terms = jnp.where(live, d.load(w, base, live, 0) * totals[0], jnp.zeros_like(totals[0]))
-        whole.store_sums(arrays["sums"], tile, terms, sizes.rows // tuning.LAUNCH.warp)
+    if what is not None:
+        beside = [d.load(ref, base, live, 0) for name, ref in arrays.items() if name.startswith("beside")]
+        for j, (a, b) in enumerate(what.each((), totals[0], *beside)[1]):
+            terms = jnp.where(live, a * b, jnp.zeros_like(totals[0]))
+            whole.store_sums(arrays[f"sum{j}"], tile, terms, sizes.rows // tuning.LAUNCH.warp)
 
 
 # ---------------------------------------------------------------------------------------------------- in plain jnp

@@ -95,7 +95,7 @@ def sweep_kernel(d, *, what: Pass, block: tuning.Block, n: int, is_bool: tuple[b
         return [[d.load(ref, idx, (idx < n) & (t < trips), 0) for ref in vectors] for idx in places_of(t)]
 
     ahead = loaded(jnp.int32(0))  # they are on their way while the block adds up the numbers
-    given = [d.total(ref) for ref in numbers]
+    given = d.totals(numbers)
     prepared = what.prepare(*(a != 0 if flag else a for a, flag in zip(given, is_bool, strict=True)))
     first = lanes + i == 0
     for ref, value in zip(scalars, prepared, strict=True):

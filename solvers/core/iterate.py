@@ -19,6 +19,7 @@ from jax import Array, lax
 
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
+from jaxsparse_fmt.core.vector_passes import Pass
 from solvers.core import stopping
 from solvers.core.scaling import Map, power_of_two
 from solvers.core.space import Space
@@ -49,7 +50,7 @@ class Method(NamedTuple):
       keeps: a restart may continue in the last direction.
       estimates: the residual norm of `step` is only an estimate: the method minimises another residual.
       least_squares: the method may end with LEAST_SQUARES, which is checked by the true residual.
-      sums: `step` takes vᴴ·A·v with A·v.
+      sums: (whether there is no M) -> the pass for whose sums `step` asks with A·v, and the number of vectors beside.
       unrolled: the steps of a trip of the inner loop, if that has several between two checks. A trip costs a GPU some
         µs, each step in it another copy for XLA to compile, about 10 ms a kernel: 1 where a step has dozens of kernels.
     """
@@ -61,7 +62,7 @@ class Method(NamedTuple):
     keeps: bool = False
     estimates: bool = False
     least_squares: bool = False
-    sums: bool = False
+    sums: Callable[[bool], tuple[Pass, int]] | None = None
     unrolled: int = 5
 
 

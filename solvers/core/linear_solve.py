@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec
 
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY
+from jaxsparse_fmt.core.vector_passes import Pass
 from solvers.core import arguments, iterate, opaque
 from solvers.core.iterate import Method, Options, System
 from solvers.core.scaling import Map, Product
@@ -108,7 +109,7 @@ def _run(method: Method, options: Options, system: System, is_transposed: bool) 
 
     def run(space: Space, system: System) -> tuple[Array, End]:
         like = mesh_axes.shaped_like(system.b, narrow)
-        product_of = functools.partial(product, sums=method.sums)
+        product_of = functools.partial(product, sums=method.sums and method.sums(system.M is None))
         A, M = product_of(system.A, wide), (lambda r: r) if system.M is None else product(system.M, narrow)
         inner = None if system.inner is None else product_of(system.inner, narrow)
         if is_transposed:
@@ -144,11 +145,11 @@ def _in_pieces(options: Options, basis: Any, system: System) -> System | None:
     return System(maps[0], maps[1], piece, None if system.x0 is None else piece, limits, maps[2])
 
 
-def product(A: Any, dtype: Any, sums: bool = False) -> Map:
-    """v -> A·v in `dtype`; with `sums` a `Product`, if A is a matrix that computes vᴴ·A·v too."""
+def product(A: Any, dtype: Any, sums: tuple[Pass, int] | None = None) -> Map:
+    """v -> A·v in `dtype`; with `sums` a `Product`, if A is a matrix that computes sums too."""
     apply = lambda v: arguments.apply(A, v).astype(dtype)  # noqa: E731
-    sums &= hasattr(A, "matvec_dot") and jnp.result_type(A.dtype, dtype) == dtype
-    return Product(apply, lambda v: A.matvec_dot(v, v)) if sums else apply
+    has_sums = hasattr(A, "_matvec_sums") and jnp.result_type(A.dtype, dtype) == dtype
+    return Product(apply, A._matvec_sums, *sums) if sums and has_sums else apply
 
 
 def transposed(f: Map, example: Any) -> Map:

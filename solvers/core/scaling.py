@@ -17,16 +17,18 @@ Map = Callable[[Array], Array]
 @pytree
 @dataclasses.dataclass(frozen=True)
 class Product:
-    """v -> A·v, with vᴴ·A·v from the same pass; `apply` is the product alone.
+    """v -> A·v, with sums over it from the same pass; `apply` is the product alone.
 
-    A call takes the product from that pass, too: one kernel to compile.
+    A call takes the product from the pass of the steps, `what` over A·v and `count` vectors: one kernel to compile.
     """
 
     apply: Map
-    with_dot: Callable[[Array], tuple[Array, vector_passes.Number]]
+    with_sums: Callable[..., tuple[Array, tuple[vector_passes.Number, ...]]]  # (v, what, *beside)
+    what: vector_passes.Pass
+    count: int
 
     def __call__(self, v: Array) -> Array:
-        return self.with_dot(v)[0]
+        return self.with_sums(v, self.what, *[v] * self.count)[0]
 
 
 @jax.jit  # here and elsewhere in `solvers`: JAX traces such a function once, and a solve calls it many times

@@ -139,13 +139,17 @@ class Space:
         new, scalars, sums = pass_over(what, self.joined(*numbers), vectors)
         return new, scalars, tuple(map(self._due, sums))
 
-    def product_dot(self, A: Map, v: Array) -> tuple[Array, Number]:
-        """A·v and vᴴ·A·v."""
+    def product_sums(self, A: Map, v: Array, what: Pass, *beside: Array) -> tuple[Array, tuple[Number, ...]]:
+        """A·v, and the sums of a pass over A·v and `beside`."""
         if isinstance(A, Product):
-            q, own = A.with_dot(v)
-            return q, self._due(own)
+            q, own = A.with_sums(v, what, *beside)
+            return q, tuple(map(self._due, own))
         q = A(v)
-        return q, self.part(v, q)
+        return q, self.sweep(what, (), (q, *beside))[2]
+
+    def sums_at_once(self, v: Array) -> bool:
+        """Whether several sums cost as one: those of a kernel, and of devices, which wait for one another."""
+        return self.in_pieces or (self.over is None and vector_passes.by_kernel(v))
 
 
 HERE = Space()

@@ -15,6 +15,7 @@ from tests.zoo import CASES, FIRST_LAYOUTS
 
 DOTTED = [layout for layout in FIRST_LAYOUTS if layout.format in ("csr", "ell", "hll", "jds", "biell", "dia")]
 
+SQUARES = Pass(tuple, lambda _, y, w: ((), ((y, y), (w, w))))
 AXPY = Pass(lambda a: (2 * a,), lambda s, x, y: ((x + s[0] * y,), ((x, y),)))
 
 
@@ -60,12 +61,12 @@ def test_a_product_gives_its_inner_product_too(layout, rng):
     x, w = jnp.asarray(rng.standard_normal(a.shape[1])), jnp.asarray(rng.standard_normal(a.shape[0]))
 
     def f(A, x, w):
-        y, s = A.matvec_dot(x, w)
-        return y, total(s)
+        (y, dot), (_, others) = A.matvec_dot(x, w), A._matvec_sums(x, SQUARES, w)
+        return y, jnp.stack([*map(total, (dot, *others))])
 
-    for y, s in both(f, A, x, w):
+    for y, sums in both(f, A, x, w):
         np.testing.assert_allclose(y, a @ x, rtol=1e-12, atol=1e-12)
-        np.testing.assert_allclose(s, np.asarray(w) @ a @ np.asarray(x), rtol=1e-11)
+        np.testing.assert_allclose(sums, [np.asarray(w) @ y, y @ y, np.asarray(w) @ w], rtol=1e-11)
 
 
 @pytest.mark.parametrize("layout, dtype", [("ell", "float64"), ("dia", "float32")])  # one lane a thread, and two

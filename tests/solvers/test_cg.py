@@ -48,6 +48,37 @@ def test_no_form_steps_along_a_negative_curvature_that_is_found_after_two_steps(
     assert sol.status is Status.NOT_POSITIVE_DEFINITE and sol.iterations == 2
 
 
+@pytest.mark.parametrize("M", [None, np.full(N, 0.5, np.float32)])
+@pytest.mark.parametrize("size", [1e-25, 1e-17, 1e17, 1e25])
+def test_the_form_with_one_reduction_squares_no_number_beyond_the_dtype(size, M):
+    """It sums squares of A·p, which for these A overflow in float32, or vanish."""
+    S, A, b = system(dtype=np.float32)
+    A, M = A.with_data(A.data * np.float32(size)), None if M is None else M / np.float32(size)
+    sol, usual = (cg(A, b, M=M, rtol=1e-5, one_reduction=form) for form in (True, False))
+    assert sol.success and sol.iterations <= usual.iterations + 2
+    np.testing.assert_allclose(size * np.asarray(sol.x), np.linalg.solve(S.toarray(), b), rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize(("dtype", "kappa", "more"), [(np.float64, 1e6, 1.1), (np.float32, 1e4, 1.1)])
+def test_both_forms_take_as_many_steps_on_an_ill_conditioned_matrix(dtype, kappa, more):
+    d = np.geomspace(1, kappa, 200)
+    A, b, rtol = jsf.from_scipy(sp.diags_array(d).tocsr(), "csr", dtype), np.ones(200, dtype), 1e-4
+    one, two = (cg(A, b, rtol=rtol, one_reduction=form) for form in (True, False))
+    assert one.success and two.success and one.iterations <= more * two.iterations
+    np.testing.assert_allclose(np.asarray(one.x) * d, 1, rtol=0, atol=1e-4 * 200**0.5)
+
+
+@pytest.mark.parametrize("M", [None, np.full(27, 0.5)])
+def test_a_step_is_two_kernels_and_with_an_M_four(M):
+    with jsf.use_backend("interpret"):
+        A = jsf.from_scipy(jsf.gallery.poisson(3), "dia")
+        text = str(jax.make_jaxpr(lambda A, b: cg(A, b, M=M, check_every=1).x)(A, np.ones(27)))
+    body = text[text.rindex("body_jaxpr={ lambda") :]
+    assert [body.count(f"= {name}[") for name in ("sparse_product_sums", "vector_sweep")] == (
+        [1, 1] if M is None else [1, 3]
+    )
+
+
 @pytest.mark.parametrize("solver", [cg, fcg, bicgstab], ids=lambda s: s.__name__)
 def test_a_singular_system_without_solution_ends_where_the_residual_grows_with_the_best_x(solver):
     """The Laplacian of a path; later x are 1e32 times as long, and their residuals 1e17."""

@@ -15,7 +15,7 @@ the right-hand sides that a lane loads at once (`row_kernels.py`).
     d.barrier()                        afterwards every lane reads what the lanes of the block have stored
     d.sum_threads(value, n, stride)    in every lane the sum over its group: n lanes at distances of `stride`. Both are
                                        powers of two, and the group lies in a warp
-    d.total(ref)                       in every lane the sum of a short array
+    d.totals(refs)                     in every lane the sum of each of these short arrays
     d.store_sums(ref, i, value, m)     stores in ref[m·i : m·(i + 1)], up to the end of ref, numbers that add up to the
                                        sum over all lanes; m is no less than the warps of a Mosaic block
 

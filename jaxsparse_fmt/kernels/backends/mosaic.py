@@ -83,7 +83,10 @@ class Mosaic:
             value, distance = value + partner(value), 2 * distance
         return value
 
-    def total(self, ref: Any) -> jax.Array:
+    def totals(self, refs: list[Any]) -> list[jax.Array]:
+        return [self._total(ref) for ref in refs]
+
+    def _total(self, ref: Any) -> jax.Array:
         """Every warp adds up the whole array, since no sum crosses warps here; eight loads are in flight together."""
         n, unroll = ref.shape[0], 8
         lane = lax.rem(self.lanes(), jnp.int32(WARP))

@@ -54,12 +54,13 @@ class Triton:
         sums = jnp.sum(groups, axis=1)[:, None]
         return jnp.broadcast_to(sums, groups.shape).reshape(value.shape)
 
-    def total(self, ref: Any) -> jax.Array:
-        n = ref.shape[0]
-        if n == 1:
-            return self.full(self.load(ref, jnp.int32(0)), ref.dtype)
-        at = jnp.arange(1 << (n - 1).bit_length(), dtype=jnp.int32)
-        return self.full(jnp.sum(self.load(ref, at, at < n)), ref.dtype)
+    def totals(self, refs: list[Any]) -> list[jax.Array]:
+        loaded = []  # all before the first is added up, so that their loads are in flight together
+        for ref in refs:
+            n = ref.shape[0]
+            at = jnp.arange(1 << (n - 1).bit_length(), dtype=jnp.int32)
+            loaded.append(self.load(ref, jnp.int32(0)) if n == 1 else self.load(ref, at, at < n))
+        return [self.full(jnp.sum(a) if a.ndim else a, a.dtype) for a in loaded]
 
     def store_sums(self, ref: Any, i: jax.Array, value: jax.Array, m: int) -> None:
         """Stores one number for each warp if m has room for that, else one for the block; and zeros.
