@@ -106,17 +106,18 @@ class Tiles:
             return *self.columns(arrays), None
         code, bit = arrays["column_place"], jnp.arange(min(self.entries, 32), dtype=jnp.int32)[:, None]
         tile = jnp.arange(self.n_stored, dtype=index_dtype(self.n_stored)) >> self.place_bits
-        at = (tile << self.place_bits) + (code & ((1 << self.place_bits) - 1)).astype(tile.dtype)
+        number = lax.iota(jnp.int32, self.n_stored)
+        place = jnp.where(code == -1, number, code) & ((1 << self.place_bits) - 1)  # tiles of padding name no places
+        at = (tile << self.place_bits) + place.astype(tile.dtype)
         last = arrays["ends"].reshape(self.n_tiles, -1, 1, self.lanes) >> bit & 1
         col = jnp.repeat(arrays["step_base"], self.lanes) + (code >> self.place_bits)
-        n_cols = jnp.full_like(col, self.shape[1])
-        col = jnp.where(code < 0, n_cols, col)
-        return n_cols.at[at].set(col), last.reshape(-1) > 0, (col, at)
+        col = jnp.where(code < 0, self.shape[1], col)
+        return _moved(col, at), last.reshape(-1) > 0, (col, at)
 
     def by_rows(self, values: Array, arrays: Arrays) -> tuple[Array, Arrays]:
         """Values [b, n_stored] and arrays of the same tiles by rows, with columns of 32 bits."""
         col, last, stored = self._by_rows({name: when_run(a) for name, a in arrays.items()})
-        values = values if stored is None else jnp.zeros_like(values).at[:, stored[1]].set(values)
+        values = values if stored is None else _moved(values, stored[1])
         marked = jnp.where(last, col | jnp.int32(WIDE_MARK), col)
         return values, {"lane_row": arrays["lane_row"], "hops": arrays["hops"], "marked_col": marked}
 
@@ -185,3 +186,8 @@ def _before(flags: Array) -> Array:
     count = lax.population_count(word)
     within = lax.population_count(word[:, :, None] & ((jnp.uint32(1) << bit) - 1))
     return ((jnp.cumsum(count, axis=1) - count)[:, :, None] + within).astype(jnp.int32).reshape(flags.shape)
+
+
+def _moved(a: Array, at: Array) -> Array:
+    """a [..., n] with each number at its place `at`, a permutation."""
+    return jnp.zeros_like(a).at[..., at].set(a, unique_indices=True, mode="promise_in_bounds")
