@@ -75,7 +75,7 @@ class BSR(ByRule):
             # A thread loads its whole row of a block.
             trips = footprint.trips(pattern.longest / max(c / footprint.UNROLL, 1))
             layout, words = {"block_shape": (r, c)}, f"dense blocks of {r} × {c}"
-            yield footprint.Storage(cls.name, layout, nbytes, counted.places, trips, C, words=(words,))
+            yield footprint.Storage(cls.name, layout, nbytes, counted.places, trips, words=(words,))
 
 
 def slice_rows(n_rows: int, r: int) -> int:

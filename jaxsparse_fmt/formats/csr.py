@@ -72,7 +72,6 @@ class CSR(ByRule):
             traffic.csr_bytes(csr, pattern.itemsize),
             csr.nnz,
             footprint.trips(longest, threads) + (threads > 1),  # one to add the threads' sums
-            1,
             rate="csr 1" if threads == 1 else "csr long" if very_long else "csr",
             idle=_walked_together(pattern, threads) - csr.nnz,
             by_columns=False,

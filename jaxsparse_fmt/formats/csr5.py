@@ -15,7 +15,8 @@ takes 4 and 5, and so begins in row 2, which began in an earlier lane: hence −
 
 All threads do the same work, so that uneven rows cost no time; `kernels/csr5.py` describes how the kernel separates the
 sums of rows without atomics. Where the columns of every tile span less than 2¹⁵, all have differences of 16 bits
-(`layout/tiles.py`), else columns of 32 bits in `marked_col`.
+(`layout/tiles.py`); where they lie in 64 windows of 512 columns, as those of meshes do, differences within those, which
+begin at `windows` [n_tiles·64] int32; else columns of 32 bits in `marked_col`.
 
 Each tile begins with a row, unlike the paper's tiles: it holds the rows whose first entry falls into its window of the
 entries, and padding after the end of the last row. So no row is in two tiles. Where some rows are longer than a 16th
@@ -30,9 +31,9 @@ memory and writes them side by side, which saves sectors of the L2 cache where s
 `by_column` the entries of a tile lie by column, so that it reads each sector of x about once; its products go to their
 places by rows in shared memory, and are summed there.
 
-Bytes: n_stored·(value + 4) + 4·n_tiles·(lanes + 1); with 16 bits 2 less for each place, and 4·n_tiles; by column,
-4·n_tiles·(entries + lanes·⌈entries / 32⌉) more; where rows are cut, 4·n_long + 4·(n_long + 1); with `hot` columns,
-4·n_cols.
+Bytes: n_stored·(value + 4) + 4·n_tiles·(lanes + 1); with 16 bits 2 less for each place, and 4·n_tiles or, for
+windows, 256·n_tiles; by column, 4·n_tiles·(entries + lanes·⌈entries / 32⌉) more; where rows are cut, 4·n_long +
+4·(n_long + 1); with `hot` columns, 4·n_cols.
 """
 
 import dataclasses
@@ -58,13 +59,12 @@ from jaxsparse_fmt.formats.base import (
     storage_format,
 )
 from jaxsparse_fmt.formats.csr import THREADS
-from jaxsparse_fmt.formats.csr5_tiles import tile_for
 from jaxsparse_fmt.formats.footprint import L1_ROWS, WINDOW, PatternCounts, Storage
 from jaxsparse_fmt.kernels import coordinates, csr5, spmv
 from jaxsparse_fmt.kernels.backends.tuning import LAUNCH
 from jaxsparse_fmt.kernels.layout.address import Slices, expand_ptr
 from jaxsparse_fmt.kernels.layout.columns import Consecutive, Rule
-from jaxsparse_fmt.kernels.layout.tiles import NARROW_PADDING, Tiles
+from jaxsparse_fmt.kernels.layout.tiles import NARROW_PADDING, SPAN, WINDOWS, Tiles
 
 # The row behind the last one, as the tile before holds the rows up to there; and padding in 16 bits.
 LaneRow = Annotated[Array, padded_with(lambda A: A.shape[0] + A.n_pieces)]
@@ -79,7 +79,7 @@ KEPT_MISSES = 0.35
 # No faster with columns anywhere, where a tile leaves more than `SHARED` of the misses, and slower in power-law graphs,
 # where hot columns leave less.
 UNHELD, SHARED = 0.8, 0.9
-KEPT_ROWS = LAUNCH.most_kept * 2 // 3  # mean rows of a tile, so that hardly any tile has too many
+REACHES = ((1, NARROW_PADDING), (WINDOWS, SPAN))  # windows and their columns that differences of 16 bits reach
 JOINING = 2**20  # threads in all that sum the pieces, if each row then gets several
 NOT_OF_TILES = ("values", "long_rows", "piece_ptr", "col_order")
 
@@ -92,6 +92,7 @@ class CSR5(ByEntries):
     hops: ZeroPadded
     marked_delta: MarkedDelta | None
     col_base: ZeroPadded | None
+    windows: ZeroPadded | None
     marked_col: ColumnIndex | None
     column_place: ColumnPlace | None
     step_base: ZeroPadded | None
@@ -175,9 +176,12 @@ class CSR5(ByEntries):
         return self._of_places(row, col, j, ends.max(j + 1, mode="drop"))
 
     def with_arrays(self, names: set[str]) -> Self:
-        """The same storage with the arrays that other shards have: columns of 32 bits, and empty pieces."""
+        """The same storage with the arrays that other shards have: columns of 32 bits, windows, and empty pieces."""
         kinds = names & {"marked_delta", "marked_col", "ends"}
         A = self.with_wide_columns() if len(kinds) > 1 or "marked_col" in kinds else self
+        if "windows" in names and A.col_base is not None:
+            begins = A.col_base[:, None] + SPAN * jnp.arange(WINDOWS, dtype=jnp.int32)
+            A = dataclasses.replace(A, col_base=None, windows=begins.reshape(-1))
         if "long_rows" not in names or A.long_rows is not None:
             return A
         return dataclasses.replace(A, long_rows=jnp.zeros(0, jnp.int32), piece_ptr=jnp.zeros(1, jnp.int32))
@@ -187,7 +191,7 @@ class CSR5(ByEntries):
         if self.marked_col is not None:
             return self
         values, arrays = self.tiles.by_rows(self.values[None], self._arrays)
-        narrow = dict.fromkeys(("marked_delta", "col_base", *csr5_tiles.BY_COLUMN))
+        narrow = dict.fromkeys(("marked_delta", "col_base", "windows", *csr5_tiles.BY_COLUMN))
         return dataclasses.replace(self, values=values[0], **narrow, marked_col=arrays["marked_col"])
 
     @classmethod
@@ -205,8 +209,8 @@ class CSR5(ByEntries):
 
         Args:
           tile_shape: (lanes, entries): 128, 256, 512 or 1024 lanes with 8, 16, 32, 64 or 128 entries each. None: 512
-            or 256 lanes with 16 or 8 entries where rows are short, else 32, 16 or 8; the smaller numbers where a large
-            GPU would have too few tiles.
+            lanes with 32 entries, or with 16 or 8 where rows are short and sums are kept; 256 with 16 where rows are
+            short, and 256 with 16 or 8 where a large GPU would have too few tiles.
           hot: the number of most used columns to store first; at most all. A product then also copies x, which pays
             where these columns hold most entries and fit the L1 cache: 2¹⁶ numbers in float32.
           keep_sums: on a GPU with Mosaic, the block of a tile keeps the sums of a product with one vector in shared
@@ -220,9 +224,13 @@ class CSR5(ByEntries):
             if not isinstance(flag, bool | np.bool_):
                 raise TypeError(f"{name} must be True or False; got {flag!r}")
         hot = min(building.positive("hot", hot, "column", least=0), csr.shape[1])
-        lanes, depth = shape = tile_for(csr.nnz, csr.shape[0]) if tile_shape is None else csr5_tiles.checked(tile_shape)
-        size, segments = lanes * depth, csr5_tiles.segments_of(csr, shape)
-        n_tiles = segments.tiles(size)
+        if tile_shape is None:
+            shape, segments = csr5_tiles.tiled(csr, bool(keep_sums))
+        else:
+            shape = csr5_tiles.checked(tile_shape)
+            segments = csr5_tiles.segments_of(csr, shape)
+        lanes, depth = shape
+        size, n_tiles = lanes * depth, segments.tiles(lanes * depth)
         building.check_memory(cls.name, n_tiles * size, csr, target, index=4 + 4 / depth)
         order, csr = csr5_tiles.hot_first(csr, hot)
         dealt = csr5_tiles.arrays_of(csr, segments, n_tiles, shape, target.dtype, by_column)
@@ -241,51 +249,51 @@ class CSR5(ByEntries):
         csr, (n_rows, n_cols) = pattern.csr, pattern.csr.shape
         if not pattern.on_gpu:
             return
-        lanes, depth = shape = tile_for(csr.nnz, n_rows)
-        size, segments = lanes * depth, csr5_tiles.segments_of(csr, shape, laid=False)
-        n_tiles, n_segments = segments.tiles(size), n_rows if segments.cut is None else segments.lengths.shape[0]
-        places, n_cut = n_tiles * size, 0 if segments.cut is None else segments.cut.shape[0]
-        in_tile = lambda k: max(round(k / max(n_tiles, 1)), 1)  # noqa: E731
-        of_tile, rows = in_tile(n_segments), in_tile(n_rows)
-        uncut = segments.cut is None
-        widest = pattern.widths(of_tile) if uncut else statistics.slice_widths(segments.lengths, of_tile)
         number = max(pattern.itemsize, 4)  # values of 16 bits multiply an x of 32
-        large = n_cols * number >= SMALL_X
-        hots = (0, min(HOT_BYTES // number, n_cols // 4)) if large else (0,)
-        for hot in hots:
+        hottest, options = min(HOT_BYTES // number, n_cols // 4), [(0, False)]
+        if n_cols * number >= SMALL_X:
+            options += [(hottest, False)]
+            options += [(0, True)] if pattern.shares_memory and pattern.misses(L1_ROWS) >= KEPT_MISSES else []
+        for hot, keep_sums in options:
+            (lanes, depth), segments = csr5_tiles.tiled(csr, keep_sums, laid=False)
+            uncut, n_tiles = segments.cut is None, segments.tiles(lanes * depth)
+            places, n_cut = n_tiles * lanes * depth, 0 if uncut else segments.cut.shape[0]
+            n_segments = n_rows if uncut else segments.lengths.shape[0]
+            if keep_sums and csr5_tiles.KEPT_ROWS * n_tiles < n_segments:
+                continue
+            of_tile, rows = (max(round(k / max(n_tiles, 1)), 1) for k in (n_segments, n_rows))
+            widest = pattern.widths(of_tile) if uncut else building.longest_by_slice(segments.lengths, of_tile)
             # With hot columns first, hardly any tile's columns are near enough for 16 bits.
-            wide = hot > 0 or statistics.are_blocks_wide(pattern.sample(rows), rows, NARROW_PADDING)
-            index = (4 if wide else 2) * places + 4 * n_tiles * (lanes + 2 - wide)
+            held = [n for n, span in REACHES if not hot and statistics.are_within(pattern.sample(rows), rows, n, span)]
+            index = (2 if held else 4) * places + 4 * n_tiles * (lanes + 1 + min(held, default=0))
             index += (8 * n_cut + 4 if n_cut else 0) + (4 * n_cols if hot else 0)
-            words = f"the {hot} most used columns first" if hot else f"columns in {32 if wide else 16} bits"
+            words = f"the {hot} most used columns first" if hot else f"columns in {16 if held else 32} bits"
             storage = Storage(
                 cls.name,
-                {"tile_shape": shape, "hot": hot, "keep_sums": False, "by_column": False},
+                {"tile_shape": (lanes, depth), "hot": hot, "keep_sums": keep_sums, "by_column": False},
                 round(places * pattern.itemsize + index),
                 places,
-                depth // 8 + 2,  # and for the heads
-                1,
+                depth // 8 + 2 + (held == [WINDOWS]),  # for the heads, and for where a window begins
                 by_columns=False,
                 cut=n_cut,
                 pieces=n_segments - n_rows,
                 misses=pattern.missed_beside(L1_ROWS, hot) if hot else 1.0,
                 hops=int((widest // depth).sum()) * lanes // 512,
-                written=n_segments,
+                written=0 if keep_sums else n_segments,
                 copied=n_cols if hot else 0,
-                words=(words,),
+                words=(words, "sums written together") if keep_sums else (words,),
             )
             yield storage
-            room = large and not hot and pattern.shares_memory and KEPT_ROWS * n_tiles >= n_segments
-            if room and pattern.misses(L1_ROWS, 1) >= KEPT_MISSES:
-                layout, words = storage.layout | {"keep_sums": True}, (words, "sums written together")
-                yield (kept := dataclasses.replace(storage, layout=layout, written=0, words=words))
-                near, misses = pattern.misses(WINDOW, 1), pattern.misses(rows, 1)
-                even = near >= UNHELD and pattern.missed_beside(L1_ROWS, hots[-1]) > SHARED
-                if even and misses <= near * SHARED and size * number <= LAUNCH.most_products:
-                    more = (0 if wide else 2 * places - 4 * n_tiles) + 4 * n_tiles * (depth + lanes * -(-depth // 32))
-                    layout, words = layout | {"by_column": True}, ("entries of a tile by column", words[1])
-                    nbytes, misses = storage.nbytes + more, misses / near
-                    yield dataclasses.replace(kept, layout=layout, nbytes=nbytes, misses=misses, words=words)
+            if not keep_sums:
+                continue
+            near, misses = pattern.misses(WINDOW), pattern.misses(rows)
+            even = near >= UNHELD and pattern.missed_beside(L1_ROWS, hottest) > SHARED
+            if even and misses <= near * SHARED and lanes * depth * number <= LAUNCH.most_products:
+                more = 2 * places - 4 * n_tiles * held[0] if held else 0
+                more += 4 * n_tiles * (depth + lanes * -(-depth // 32))
+                layout, words = storage.layout | {"by_column": True}, ("entries of a tile by column", storage.words[1])
+                nbytes, misses = storage.nbytes + more, misses / near
+                yield dataclasses.replace(storage, layout=layout, nbytes=nbytes, misses=misses, words=words)
 
 
 def _with_pieces(

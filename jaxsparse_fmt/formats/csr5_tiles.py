@@ -6,12 +6,13 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jaxsparse_fmt._types import Csr, CsrArrays, index_dtype, pytree
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.kernels.backends.tuning import LAUNCH
 from jaxsparse_fmt.kernels.layout.address import expand_ptr, take
-from jaxsparse_fmt.kernels.layout.tiles import MARK, NARROW_PADDING, WIDE_MARK, in_turn, words
+from jaxsparse_fmt.kernels.layout.tiles import MARK, NARROW_PADDING, SPAN, WIDE_MARK, WINDOWS, in_turn, words
 
 LANES, ENTRIES = (128, 256, 512, 1024), (8, 16, 32, 64, 128)
 CUT = 32  # a row continues in pieces beyond this part of a tile
@@ -19,14 +20,28 @@ MOST_PART = 16  # unless no row is longer than this part of a tile,
 SPARE = 2**19  # or than half of one, and about so many places stay unused: a GPU reads them while it starts a kernel
 SHORT = 10  # mean entries of a row, below which a lane takes few entries
 BY_COLUMN = ("column_place", "step_base", "ends")  # arrays of tiles whose entries lie by column
-MANY_TILES = 900  # enough to keep a large GPU busy
+KEPT_ROWS = LAUNCH.most_kept * 2 // 3  # mean rows of a tile that keeps sums, so that hardly any tile has too many
+GROWN = 2**13  # places to which a tile may grow
+MANY_TILES = 200  # enough to keep a large GPU busy
 
 
-def tile_for(nnz: int, n_rows: int) -> tuple[int, int]:
-    """The tile of a matrix, (lanes, entries): see `CSR5.from_csr`; from sweeps on an H200."""
-    shapes = ((512, 16), (256, 8)) if nnz < SHORT * n_rows else ((512, 32), (256, 32), (256, 16))
-    shape = next((s for s in shapes if nnz >= MANY_TILES * math.prod(s)), shapes[-1])
-    return shape if nnz >= LAUNCH.least_blocks * math.prod(shape) else (256, 8)
+def tile_for(nnz: int, n_rows: int, keep_sums: bool) -> tuple[int, int]:
+    """The tile of a matrix, (lanes, entries): see `CSR5.from_csr`; from sweeps on an H100."""
+    kept = (512, 16) if 512 * 16 * n_rows <= KEPT_ROWS * nnz else (512, 8)
+    large = (512, 32) if nnz >= SHORT * n_rows else kept if keep_sums else (256, 16)
+    return next((s for s in (large, (256, 16)) if nnz >= MANY_TILES * math.prod(s)), (256, 8))
+
+
+def tiled(csr: Csr, keep_sums: bool, laid: bool = True) -> tuple[tuple[int, int], "Segments"]:
+    """The tile of a matrix and its segments; a small tile grows to twice the size where only then no row is cut."""
+    lanes, entries = shape = tile_for(csr.nnz, csr.shape[0], keep_sums)
+    segments = segments_of(csr, shape, laid)
+    if segments.cut is not None and lanes * entries < GROWN:
+        larger = (2 * lanes, entries) if lanes < 512 else (lanes, 2 * entries)
+        uncut = segments_of(csr, larger, laid)
+        if uncut.cut is None:
+            return larger, uncut
+    return shape, segments
 
 
 def checked(tile_shape: Any) -> tuple[int, int]:
@@ -161,12 +176,12 @@ def arrays_of(
     xp = building.namespace(csr.data)
     if n_tiles == 0:
         nothing = np.zeros(0, np.int32)
-        none = dict.fromkeys(("marked_delta", "col_base", *BY_COLUMN))
+        none = dict.fromkeys(("marked_delta", "col_base", "windows", *BY_COLUMN))
         return np.zeros(0, dtype), 0, 0, {"lane_row": nothing, "hops": nothing, "marked_col": nothing, **none}
     if csr.nnz == 0:  # an entry to read where rows have none
         csr = CsrArrays(xp.zeros(1, dtype), xp.zeros(1, np.int32), csr.indptr, csr.shape)
     values, col, last, lane_row, hops, most_rows, most_hops = _dealt(xp, csr, segments, n_tiles, shape, dtype)
-    index: dict[str, Any] = dict.fromkeys(("marked_delta", "col_base", "marked_col", *BY_COLUMN))
+    index: dict[str, Any] = dict.fromkeys(("marked_delta", "col_base", "windows", "marked_col", *BY_COLUMN))
     *by_column_arrays, fit = _by_column(xp, values, col, last, shape, csr.shape[1]) if by_column else [False]
     if fit:
         values, *arrays = by_column_arrays
@@ -242,21 +257,59 @@ def _by_column(xp: Any, values: Any, col: Any, last: Any, shape: tuple[int, int]
 
 
 def _narrowed(xp: Any, col: Any, last: Any, n_tiles: int, n_cols: int) -> dict[str, Any]:
-    """The columns with their marks: in 16 bits above the least column of a tile, if those of every tile fit."""
-    wide, delta, base, fit = _marked(xp, col, last, n_tiles, n_cols)
-    if fit:
-        return {"marked_delta": delta, "col_base": base, "marked_col": None}
-    return {"marked_delta": None, "col_base": None, "marked_col": wide}
-
-
-@building.on_either(3, 4)
-def _marked(xp: Any, col: Any, last: Any, n_tiles: int, n_cols: int) -> tuple[Any, Any, Any, Any]:
-    """[n_stored] columns -> marked; as marked differences; [n_tiles] their bases; and whether those fit."""
+    """The columns with their marks: in 16 bits above the least column of a tile, if those of every tile fit; else in
+    16 bits within windows, if those hold all columns; else in 32 bits.
+    """
     col, last = col.reshape(n_tiles, -1), last.reshape(n_tiles, -1)
-    live = col < n_cols
-    base = xp.where(live, col, n_cols).min(axis=1)
-    base = xp.where(base < n_cols, base, 0).astype(np.int32)
-    difference = xp.where(live, col - base[:, None], 0)
-    delta = xp.where(live, difference, NARROW_PADDING) | last * np.int32(MARK)
-    wide = xp.where(last, col | np.int32(WIDE_MARK), col)
-    return wide.reshape(-1), delta.astype(np.uint16).reshape(-1), base, difference.max() < NARROW_PADDING
+    none = dict.fromkeys(("marked_delta", "col_base", "windows", "marked_col"))
+    for name, deltas in (("col_base", _above_least), ("windows", _within_windows)):
+        some = slice(None, None, n_tiles // 8 + 1)  # which most often tell on a host
+        if xp is not np or _marked(xp, deltas, n_cols, col[some], last[some])[2]:
+            delta, begin, fit = _marked(xp, deltas, n_cols, col, last)
+            if fit:
+                return none | {"marked_delta": delta, name: begin}
+    return none | {"marked_col": _wide(xp, col, last)}
+
+
+@building.on_either()
+def _wide(xp: Any, col: Any, last: Any) -> Any:
+    return xp.where(last, col | np.int32(WIDE_MARK), col).reshape(-1)
+
+
+@building.on_either(1, 2)
+def _marked(xp: Any, deltas: Any, n_cols: int, col: Any, last: Any) -> tuple[Any, Any, Any]:
+    """[n_tiles, places] columns -> differences with marks, the columns above which they are, and whether all fit."""
+    delta, begin = building.by_rows(xp, lambda col: deltas(xp, n_cols, col), col)
+    fit = xp.all((delta < NARROW_PADDING) | (col >= n_cols))
+    return (delta | last * np.int32(MARK)).astype(np.uint16).reshape(-1), begin.reshape(-1), fit
+
+
+def _above_least(xp: Any, n_cols: int, col: Any) -> tuple[Any, Any]:
+    """Of columns [k, places] the differences to the least of a tile, and that column [k]."""
+    least = col.min(axis=1)
+    base = least * (least < n_cols)
+    return xp.where(col < n_cols, col - base[:, None], NARROW_PADDING), base
+
+
+def _within_windows(xp: Any, n_cols: int, col: Any) -> tuple[Any, Any]:
+    """Of columns [k, places] the deltas, and where windows begin [k, WINDOWS], each at the least column behind the
+    one before.
+    """
+
+    def next_window(number: Any, found: Any) -> Any:
+        delta, begins, end = found
+        ahead = xp.where(col >= end[:, None], col, n_cols)
+        begin = ahead.min(axis=1)
+        place = ahead - begin[:, None]
+        delta = xp.where((place < SPAN) & (ahead < n_cols), number * SPAN + place, delta)
+        begins = xp.where(xp.arange(WINDOWS) == number, (begin * (begin < n_cols))[:, None], begins)
+        return delta.astype(np.int32), begins.astype(np.int32), begin + np.int32(SPAN)
+
+    found = xp.full_like(col, NARROW_PADDING), xp.zeros((col.shape[0], WINDOWS), np.int32), xp.zeros_like(col[:, 0])
+    if xp is not np:
+        return lax.fori_loop(0, WINDOWS, next_window, found)[:2]
+    for number in range(WINDOWS):
+        found = next_window(number, found)
+        if (found[2] >= n_cols).all():
+            break
+    return found[:2]

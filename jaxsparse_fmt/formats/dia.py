@@ -160,7 +160,7 @@ class DIA(ByRule):
             return
         nbytes, trips = pattern.implied_bytes(counted) + 4 * counted.indices, footprint.trips(counted.indices)
         words = f"{counted.indices} diagonals"
-        plain = footprint.Storage(cls.name, {}, nbytes, counted.places, trips, n_rows, words=(words,))
+        plain = footprint.Storage(cls.name, {}, nbytes, counted.places, trips, words=(words,))
         yield plain
         # Kernels that distinguish holes from zeros by bits would read the bits for both entries of a place.
         bits = counted.holes and pattern.has_zeros

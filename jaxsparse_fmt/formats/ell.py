@@ -38,4 +38,4 @@ class ELL(Padded):
     def _footprints(cls, pattern: footprint.PatternCounts) -> footprint.Storages:
         longest, n_rows = pattern.longest, pattern.csr.shape[0]
         places = longest * n_rows
-        yield footprint.Storage(cls.name, {}, places * (pattern.itemsize + 4), places, footprint.trips(longest), n_rows)
+        yield footprint.Storage(cls.name, {}, places * (pattern.itemsize + 4), places, footprint.trips(longest))

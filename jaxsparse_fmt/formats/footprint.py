@@ -16,9 +16,7 @@ from jaxsparse_fmt._types import Csr
 from jaxsparse_fmt.formats import building, statistics
 from jaxsparse_fmt.formats.statistics import Counted
 
-# Slices and sort windows, in rows. The GPU's kernels work on 128 rows; a CPU is faster with long columns.
-SLICES = {"gpu": ((128, 1), (32, 1), (128, 512), (128, 2048)), "cpu": ((1024, 1),)}
-WORTH_SORTING = 1.1  # places an entry in slices of 128 rows, from which sorting may pay
+SLICES = {"gpu": (128, 32), "cpu": (1024,)}  # rows; the GPU's kernels work on 128, a CPU is faster with long columns
 MOST_PADDING = 3.0  # places an entry; no diagonal or block is worth more
 WINDOW = 128  # rows that a sample takes together, for slices of all sizes that divide it
 L1_ROWS = 512  # neighbouring rows whose x the L1 cache of a multiprocessor holds, which works on several blocks
@@ -34,11 +32,9 @@ class Storage:
       nbytes: read by a product.
       places: stored, padding included.
       trips: rounds of loads that the thread of the longest row makes.
-      rows: of a slice.
       rate: key of the ranking's table of speeds; empty: the format's name.
       idle: places over which the GPU's threads wait for others, where that moves no bytes.
       by_columns: whether XLA goes by columns (`kernels/spmv.py`).
-      sorted: by length, in windows.
       cut, pieces: rows that continue in pieces, and their pieces, whose sums another kernel adds.
       misses: of the L1 cache for an entry's x, 0 to 1; as `_footprints` yields it, the factor on the pattern's misses.
       written: rows that are written one by one, when their sums are complete.
@@ -53,11 +49,9 @@ class Storage:
     nbytes: int
     places: int
     trips: int
-    rows: int
     rate: str = ""
     idle: int = 0
     by_columns: bool = True
-    sorted: bool = False
     cut: int = 0
     pieces: int = 0
     misses: float = 1.0
@@ -117,14 +111,14 @@ class PatternCounts:
 
     @functools.cached_property
     def widths(self) -> Callable[..., np.ndarray]:
-        """widths(slice_size, sigma) of the rows, as in `statistics.slice_widths`."""
+        """widths(slice_size): the longest row of each slice, int64 [n_slices]."""
 
         of_some = building.longest_by_slice(self.lengths, building.SOME)
 
-        def widths(slice_size: int, sigma: int = 1) -> np.ndarray:
-            if sigma == 1 and slice_size % building.SOME == 0:
+        def widths(slice_size: int) -> np.ndarray:
+            if slice_size % building.SOME == 0:
                 return building.longest_by_slice(of_some, slice_size // building.SOME)
-            return statistics.slice_widths(self.lengths, slice_size, sigma)
+            return building.longest_by_slice(self.lengths, slice_size)
 
         return functools.cache(widths)
 
@@ -135,23 +129,20 @@ class PatternCounts:
         return lambda window: of(WINDOW if WINDOW % window == 0 else window)
 
     @functools.cached_property
-    def misses(self) -> Callable[[int, int], float]:
-        """misses(block, sigma), as in `statistics.misses`."""
-        some = lambda window: self.sample(min(window, max(self.csr.shape[0], 1)))  # noqa: E731
-        return functools.cache(lambda B, sigma: statistics.misses(some(max(sigma, B)), B, sigma, self.a_sector))
+    def misses(self) -> Callable[[int], float]:
+        """misses(block), as in `statistics.misses`."""
+        some = lambda block: self.sample(min(block, max(self.csr.shape[0], 1)))  # noqa: E731
+        return functools.cache(lambda block: statistics.misses(some(block), block, self.a_sector))
 
     def missed_beside(self, block: int, hot: int) -> float:
         """As `statistics.missed_beside`."""
         return statistics.missed_beside(self.sample(block), block, self.a_sector, hot)
 
     @functools.cached_property
-    def slices(self) -> list[tuple[int, int, np.ndarray]]:
-        """Slice sizes and sort windows that may be fast, each with the longest row of every slice."""
-        n_rows = self.csr.shape[0]
-        uneven = 128 * self.widths(128).sum() > WORTH_SORTING * self.csr.nnz
-        worth = [(min(C, max(n_rows, 1)), sigma) for C, sigma in SLICES[self.platform]]
-        worth = [(C, sigma) for C, sigma in worth if sigma == 1 or (uneven and sigma <= n_rows)]
-        return [(C, sigma, self.widths(C, sigma)) for C, sigma in worth]
+    def slices(self) -> list[tuple[int, np.ndarray]]:
+        """Slice sizes that may be fast, each with the longest row of every slice."""
+        sizes = [min(C, max(self.csr.shape[0], 1)) for C in SLICES[self.platform]]
+        return [(C, self.widths(C)) for C in sizes]
 
     @functools.cached_property
     def diagonals(self) -> Counted | None:

@@ -62,4 +62,4 @@ class HDIA(ByRule):
             mean = counted.indices / max(n_slices, 1)
             nbytes = pattern.implied_bytes(counted) + footprint.pointer_bytes(n_slices, counted.places)
             layout, words = {"slice_size": C, "sigma": 1}, f"{mean:.3g} diagonals a slice"
-            yield footprint.Storage(cls.name, layout, nbytes, counted.places, footprint.trips(mean), C, words=(words,))
+            yield footprint.Storage(cls.name, layout, nbytes, counted.places, footprint.trips(mean), words=(words,))

@@ -50,17 +50,14 @@ class HLL(ByRule):
 
     @classmethod
     def _footprints(cls, pattern: footprint.PatternCounts) -> footprint.Storages:
-        for C, sigma, widths in pattern.slices:
+        for C, widths in pattern.slices:
             places, longest = int(widths.sum()) * C, int(widths.max(initial=0))
-            index = footprint.pointer_bytes(widths.size, places) + (4 * pattern.csr.shape[0] if sigma > 1 else 0)
             yield footprint.Storage(
                 cls.name,
-                {"slice_size": C, "sigma": sigma},
-                places * (pattern.itemsize + 4) + index,
+                {"slice_size": C, "sigma": 1},
+                places * (pattern.itemsize + 4) + footprint.pointer_bytes(widths.size, places),
                 places,
                 footprint.trips(longest) + 1,  # for the slice's bounds
-                C,
                 rate="hll 32" if C == 32 else "hll",
                 by_columns=footprint.are_even(widths),
-                sorted=sigma > 1,
             )

@@ -81,9 +81,7 @@ class SELL(ByRule):
 
     @classmethod
     def _footprints(cls, pattern: footprint.PatternCounts) -> footprint.Storages:
-        for C, sigma, widths in pattern.slices:
-            if sigma > 1:  # the x of a block of sorted rows would not fit the L1 cache: up to three times as long
-                continue
+        for C, widths in pattern.slices:
             if statistics.are_slices_wide(pattern.sample(C), C, PADDING):  # then it stores what "hll" does
                 continue
             columns = int(widths.sum())
@@ -94,7 +92,6 @@ class SELL(ByRule):
                 places * (pattern.itemsize + 2) + 4 * columns + footprint.pointer_bytes(widths.size, places),
                 places,
                 footprint.trips(int(widths.max(initial=0))) + 1,  # for the slice's bounds
-                C,
                 rate="sell 32" if C == 32 else "sell",
                 by_columns=footprint.are_even(widths),
                 words=("columns in 16 bits",),

@@ -111,26 +111,6 @@ def distinct(major: Any, minor: np.ndarray, span: int, lengths: np.ndarray) -> t
     return np.divmod(keys[np.diff(keys, prepend=keys[:1] - 1) != 0], max(span, 1))
 
 
-def slice_widths(row_lengths: Any, slice_size: int, sigma: int = 1) -> np.ndarray:
-    """The longest row of each slice, int64 [n_slices], rows sorted by falling length in windows of `sigma`.
-
-    Args:
-      row_lengths: on the host or the device.
-      sigma: 1, or a multiple of slice_size.
-    """
-    n_rows = row_lengths.shape[0]
-    if sigma > 1:
-        window = max(min(sigma, n_rows), 1)
-        row_lengths = _sorted_in_windows(building.namespace(row_lengths), row_lengths, window)
-    return building.longest_by_slice(row_lengths, slice_size)
-
-
-@building.on_either(2)
-def _sorted_in_windows(xp: Any, lengths: Any, window: int) -> Any:
-    windows = xp.pad(lengths, (0, -lengths.shape[0] % window)).reshape(-1, window)
-    return xp.sort(windows, axis=1)[:, ::-1].reshape(-1)[: lengths.shape[0]]
-
-
 def are_slices_wide(some: Sample, slice_size: int, widest: int) -> bool:
     """Whether in some slice, for some j, the j-th entries of the rows span `widest` columns or more."""
     widths = np.pad(some.lengths, (0, -some.rows.size % slice_size)).reshape(-1, slice_size).max(axis=1, initial=0)
@@ -141,27 +121,28 @@ def are_slices_wide(some: Sample, slice_size: int, widest: int) -> bool:
     return bool(np.any(high - low >= widest))
 
 
-def are_blocks_wide(some: Sample, block: int, widest: int) -> bool:
-    """Whether the columns of some block of `block` rows span `widest` or more."""
-    begin = np.flatnonzero(np.diff(some.number // block, prepend=-1))
-    if begin.size == 0:
-        return False
-    return bool(np.any(np.maximum.reduceat(some.col, begin) - np.minimum.reduceat(some.col, begin) >= widest))
+def are_within(some: Sample, block: int, windows: int, span: int) -> bool:
+    """Whether so many windows of `span` columns hold the columns of every block of `block` rows.
+
+    Each window begins at the least column behind the one before.
+    """
+    stride = some.shape[1] + span
+    key = np.unique(some.number // block * stride + some.col)
+    at = np.flatnonzero(np.diff(key // stride, prepend=-1))
+    end = np.append(at[1:], key.size)
+    for _ in range(windows):
+        at = np.minimum(np.searchsorted(key, key[np.minimum(at, key.size - 1)] + span), end)
+    return bool(np.all(at == end))
 
 
-def misses(some: Sample, block: int, sigma: int, a_sector: int) -> float:
+def misses(some: Sample, block: int, a_sector: int) -> float:
     """Distinct sectors of x that blocks of `block` rows read, divided by their entries: misses of the L1 cache.
 
     Args:
-      sigma: rows are sorted as in `slice_widths`.
       a_sector: numbers of x in a sector.
     """
-    number = some.number
-    if sigma > 1:
-        order = np.lexsort((-some.lengths, some.rows // min(max(sigma, block), max(some.shape[0], 1))))
-        number = np.argsort(order)[number]
-    sectors = some.distinct(number // block, some.col // a_sector, some.shape[1] // a_sector + 1)[0]
-    return sectors.size / max(number.size, 1)
+    sectors = some.distinct(some.number // block, some.col // a_sector, some.shape[1] // a_sector + 1)[0]
+    return sectors.size / max(some.number.size, 1)
 
 
 def missed_beside(some: Sample, block: int, a_sector: int, hot: int) -> float:

@@ -86,7 +86,7 @@ def of(format: str, choices: list[jsf.Choice]) -> jsf.Choice:
         ("7-point, not symmetric", "dia", {}),
         ("blocks", "bsr", {"block_shape": (3, 3)}),
         ("diagonals that end", "hdia", {}),
-        ("uneven rows in a band", "csr5", {"tile_shape": (256, 16)}),
+        ("uneven rows in a band", "csr5", {"tile_shape": (512, 32)}),
         ("long rows", "csr", {"threads_per_row": 32}),
     ],
 )

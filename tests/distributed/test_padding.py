@@ -13,6 +13,7 @@ TWO = jax.make_mesh((2,), ("rows",), devices=MESH.devices[:2])
 HALF = 70_000  # rows of a shard, whose columns 16 bits do not reach
 NEAR = ([0, 0, 1, 2, 3, 4, 7, 7], [0, 5, 1, 2, 9, 9, 3, 8])
 FAR = ([0, 0, 1, 2, 2, 3, 5, 5, 6], [0, HALF - 1, 65_000, 1, 2, 40_000, 0, 50_000, 3])
+FARTHER = ([0] * 70, [*range(0, HALF, 1000)])
 LONG = ([6] * 600 + [3], [*range(600), 2])
 NONE = ([], [])
 LAYOUTS = {
@@ -25,7 +26,9 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize(
-    ("one", "other"), few([(NEAR, FAR), (LONG, NEAR), (FAR, NONE)], 2), ids=["widths", "long rows", "none"]
+    ("one", "other"),
+    few([(NEAR, FAR), (FARTHER, FAR), (LONG, NEAR), (FAR, NONE)], 3),
+    ids=["windows", "widths", "long rows", "none"],
 )
 @pytest.mark.parametrize("name", few(LAYOUTS, 2))
 def test_shards_stay_what_they_were(name, one, other):

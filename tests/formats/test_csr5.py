@@ -29,15 +29,16 @@ def of_lengths(lengths, columns=None) -> sp.csr_array:
     return sp.csr_array((data, columns, np.append(0, np.cumsum(lengths))), (lengths.size, N_COLS))
 
 
-# Rows of 0 to 32 entries, three of them cut, the first and the last empty; in columns that lie close by, far apart, or
-# first the one and then the other.
+# Rows of 0 to 32 entries, three of them cut, the first and the last empty; in columns that lie close by, in 17
+# windows, or first close by and then far apart.
 UNEVEN = NUMBERS.integers(0, 33, 200)
 UNEVEN[[0, 77, 78, 199]], UNEVEN[[3, 90, 150]] = 0, (65, 129, 33)
 SLOTS = np.concatenate([np.sort(NUMBERS.choice(130, n, replace=False)) for n in UNEVEN])
-NEAR, FAR = SLOTS, 10_000 + 690 * SLOTS
+NEAR, MESHED, FAR = SLOTS, SLOTS // 8 * 3000 + SLOTS % 8, 10_000 + 690 * SLOTS
 EARLY = np.repeat(np.arange(200), UNEVEN) < 100
 KINDS = {
     "narrow": of_lengths(UNEVEN, NEAR),
+    "meshed": of_lengths(UNEVEN, MESHED),
     "wide": of_lengths(UNEVEN, np.where(EARLY, NEAR, FAR)),
 }
 EDGE = "the last row begins in one share and ends in the next"
@@ -58,10 +59,6 @@ MATRICES = {
 def few_spare_places(monkeypatch):
     """So few that the long rows of small matrices are cut, but for those of "long, but not cut"."""
     monkeypatch.setattr(csr5_tiles, "SPARE", 160)
-
-
-# A compilation takes nearly all the time of a test.
-some_matrices = pytest.mark.parametrize("name", ["wide", EDGE])
 
 
 @functools.cache
@@ -92,8 +89,8 @@ def test_products_and_entries_are_scipys_whatever_lanes_and_tiles_rows_end_in(na
     assert (A.to_scipy() != S).nnz == 0
 
 
-@some_matrices
 @pytest.mark.parametrize("options", [{}, {"hot": 50}, {"by_column": True}], ids=str)
+@pytest.mark.parametrize("name", ["wide", "meshed"])
 def test_host_and_device_convert_alike(name, options):
     there = jsf.from_scipy(MATRICES[name], "csr")
     csr = there.csr_arrays()
@@ -115,7 +112,7 @@ def test_columns_too_far_apart_for_an_order_by_column_lie_by_rows(span, fits):
     """A place in a tile of 2¹⁰ leaves 21 bits for the columns of a step."""
     S = sp.csr_array(([1.0, 2.0, 3.0], [5, 7, 5 + span], [0, 2, 3]), (2, 2**22))
     A = jsf.from_scipy(S, "csr5", tile_shape=TILE, by_column=True)
-    assert (A.ends is not None) == fits == (A.marked_col is None) and A.layout["by_column"]
+    assert (A.ends is not None) == fits == (A.windows is None) and A.layout["by_column"]
     np.testing.assert_array_equal(A.to_scipy().data, S.data)
     np.testing.assert_array_equal(A.to_scipy().indices, S.indices)
 
@@ -126,12 +123,22 @@ def test_eight_lanes_that_hold_one_row_read_neighbours_of_x_together():
     np.testing.assert_array_equal(col[:, 8:16], np.arange(64).reshape(8, 8))
 
 
-@pytest.mark.parametrize(("span", "fits"), [(0, True), (32_766, True), (32_767, False)])
-def test_columns_up_to_32766_apart_take_16_bits(span, fits):
-    """32767 means padding."""
-    S = of_lengths([1, 0, 1], np.array([60_000, 60_000 - span]))
+@pytest.mark.parametrize(
+    ("columns", "array"),
+    [
+        ([60_000], "col_base"),
+        ([27_234, 60_000], "col_base"),
+        ([27_233, 60_000], "windows"),  # 32767 means padding
+        ([*range(0, 64 * 600, 600)], "windows"),
+        ([*range(0, 64 * 600, 600), 63 * 600 + 510], "windows"),
+        ([*range(0, 64 * 600, 600), 63 * 600 + 511], "marked_col"),
+        ([*range(0, 65 * 600, 600)], "marked_col"),
+    ],
+)
+def test_columns_take_16_bits_above_one_column_or_within_64_windows(columns, array):
+    S = of_lengths([1, 0, len(columns) - 1], np.array(columns))
     A = jsf.from_scipy(S, "csr5", tile_shape=TILE)
-    assert (A.marked_col is None) == fits == (A.marked_delta is not None)
+    assert {name for name in ("col_base", "windows", "marked_col") if getattr(A, name) is not None} == {array}
     np.testing.assert_array_equal(A.to_scipy().toarray(), S.toarray())
 
 
@@ -177,10 +184,12 @@ def test_narrow_and_wide_columns_give_the_same_bits():
     """The same numbers in columns of the same order; of half as many digits, so that products are exact."""
     data, z = (NUMBERS.standard_normal(n).astype(np.float32).astype(np.float64) for n in (SLOTS.size, 130))
     x, results = np.zeros(N_COLS), {}
-    x[np.arange(130)] = x[10_000 + 690 * np.arange(130)] = z
+    slots = np.arange(130)
+    x[slots] = x[slots // 8 * 3000 + slots % 8] = x[10_000 + 690 * slots] = z
     for name in KINDS:
         A = made(name, backend="interpret").with_data(data)
-        assert (A.marked_delta is None, A.marked_col is None) == (name == "wide", name == "narrow")
+        arrays = A.marked_col is None, A.windows is None, A.col_base is None
+        assert arrays == (name != "wide", name != "meshed", name != "narrow")
         results[name] = np.asarray(product(A, x)).tobytes()
     assert len(set(results.values())) == 1
 
@@ -227,11 +236,11 @@ def test_the_most_used_columns_come_first_and_all_others_in_their_order(hot):
     [([7, 90_000], (False, True)), ([50_000, 50_001], (True, False))],
     ids=["brought together", "torn apart"],
 )
-def test_whether_columns_fit_16_bits_is_asked_of_those_in_the_new_order(columns, narrow):
+def test_how_far_columns_lie_apart_is_asked_of_those_in_the_new_order(columns, narrow):
     """Both are used more than any other column, and the first one most."""
     S = of_lengths([2, 2, 1], np.array([*columns, *columns, columns[0]]))
     hots = [0, 2 if narrow[1] else 1]
     both = [jsf.from_scipy(S, "csr5", tile_shape=TILE, hot=hot) for hot in hots]
-    assert tuple(A.marked_col is None for A in both) == narrow
+    assert tuple(A.windows is None for A in both) == narrow
     for A in both:
         np.testing.assert_array_equal(A.to_scipy().indices, S.indices)

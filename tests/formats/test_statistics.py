@@ -16,23 +16,27 @@ from tests.zoo import CASES
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=str)
 
 
+def windows_of(columns, span: int) -> int:
+    """Windows that hold the columns, each from the least column that no window before has."""
+    count, end = 0, -1
+    for column in sorted(columns):
+        if column >= end:
+            count, end = count + 1, column + span
+    return count
+
+
 @every_case
-@pytest.mark.parametrize(("block", "sigma"), [(1, 1), (4, 1), (4, 8), (128, 1)])
-def test_misses_are_the_sectors_of_each_block_and_wide_ones_span_many_columns(case, block, sigma):
+@pytest.mark.parametrize("block", [1, 4, 128])
+def test_misses_are_the_sectors_of_each_block_and_few_windows_hold_its_columns(case, block):
     S = sp.csr_array(case.scipy())
-    lengths, windows = np.diff(S.indptr), range(0, S.shape[0], max(sigma, block))
-    order = [
-        r for w in windows for r in sorted(range(S.shape[0])[w : w + max(sigma, block)], key=lambda r: -lengths[r])
-    ]
-    order = range(S.shape[0]) if sigma == 1 else order
-    rows = [S.indices[S.indptr[r] : S.indptr[r + 1]] for r in order]
-    blocks = [np.concatenate([[], *rows[k : k + block]]) for k in range(0, len(rows), block)]
+    n_rows = S.shape[0]
+    blocks = [S.indices[S.indptr[k] : S.indptr[min(k + block, n_rows)]] for k in range(0, n_rows, block)]
     sectors = sum(np.unique(columns // 4).size for columns in blocks)
-    some = statistics.sample(S, min(max(sigma, block), max(S.shape[0], 1)))
-    assert statistics.misses(some, block, sigma, 4) == pytest.approx(sectors / max(S.nnz, 1))
-    if sigma == 1:
-        spans = [np.ptp(columns) for columns in blocks if columns.size]
-        assert statistics.are_blocks_wide(some, block, 5) == any(span >= 5 for span in spans)
+    some = statistics.sample(S, min(block, max(n_rows, 1)))
+    assert statistics.misses(some, block, 4) == pytest.approx(sectors / max(S.nnz, 1))
+    most = max([windows_of(columns, 5) for columns in blocks], default=0)
+    for n in (1, 2, 3):
+        assert statistics.are_within(some, block, n, 5) == (most <= n)
 
 
 @settings(max_examples=40, deadline=None)

@@ -12,7 +12,7 @@ import pytest
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt.kernels import csr5
 from jaxsparse_fmt.kernels.backends import launch, selection
-from jaxsparse_fmt.kernels.layout.tiles import Tiles
+from jaxsparse_fmt.kernels.layout.tiles import WINDOWS, Tiles
 from tests.formats.test_csr5 import KINDS, MATRICES, N_COLS, TILE, few_spare_places  # noqa: F401
 from tests.kernels.host import Host
 from tests.kernels.test_large_addresses import huge, vectors_in_kernels
@@ -171,7 +171,9 @@ def lying(
         sizes = {"column_place": n_stored, "step_base": n_tiles * entries, "ends": n_tiles * lanes}
         arrays |= {name: huge(n, dtype=jnp.int32) for name, n in sizes.items()}
     else:
-        arrays |= {"marked_delta": huge(n_stored, dtype=jnp.uint16), "col_base": huge(n_tiles, dtype=jnp.int32)}
+        begins = {"col_base": n_tiles} if kind == "narrow" else {"windows": n_tiles * WINDOWS}
+        arrays |= {name: huge(n, dtype=jnp.int32) for name, n in begins.items()}
+        arrays |= {"marked_delta": huge(n_stored, dtype=jnp.uint16)}
     return Tiles((n_stored // 16, 10**6), n_stored, lanes, entries, kept_rows=kept_rows, most_hops=100), arrays
 
 

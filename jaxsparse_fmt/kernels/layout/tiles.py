@@ -9,6 +9,8 @@ lane writes a sum where the index of an entry has a mark:
     marked_col    [n_stored] int32, columns; the sign bit marks the last entry of a row; n_cols in padding
     marked_delta  [n_stored] uint16 instead, above the tile's least column `col_base` [n_tiles]: 0x8000 is the mark,
                   0x7FFF padding
+    windows       [n_tiles·64] int32 instead of `col_base`: where the windows of a tile begin. In a delta 6 bits number
+                  the window, and 9 are the place in it.
 
 Or a tile's entries lie by rising column, so that lanes read neighbours of x; "by rows" is their order above:
 
@@ -30,6 +32,8 @@ from jaxsparse_fmt.kernels.layout.address import Arrays, take, when_run
 
 MARK, NARROW_PADDING = 0x8000, 0x7FFF  # of a delta
 WIDE_MARK, COLUMN = -(2**31), 2**31 - 1  # of a column
+WINDOWS, SHIFT = 64, 9  # of a tile, and the bits of a place in one
+SPAN = 1 << SHIFT
 IN_TURN = 8  # lanes that take the entries of a row in turn
 
 
@@ -67,9 +71,14 @@ class Tiles:
             return col, take(last, place)
         if "marked_delta" not in arrays:
             return arrays["marked_col"] & COLUMN, arrays["marked_col"] < 0
-        narrow, base = arrays["marked_delta"], jnp.repeat(arrays["col_base"], tile)
+        narrow = arrays["marked_delta"]
         low = (narrow & NARROW_PADDING).astype(jnp.int32)
-        return jnp.where(low == NARROW_PADDING, n_cols, base + low), narrow >= MARK
+        if "windows" in arrays:
+            first = jnp.repeat(jnp.arange(0, self.n_tiles * WINDOWS, WINDOWS, dtype=jnp.int32), tile)
+            col = take(arrays["windows"], first + low // SPAN) + low % SPAN
+        else:
+            col = jnp.repeat(arrays["col_base"], tile) + low
+        return jnp.where(low == NARROW_PADDING, n_cols, col), narrow >= MARK
 
     def places(self, arrays: Arrays) -> tuple[Array, Array, Array]:
         """Row, column (n_cols in padding) and j in the row, of every place: [n_stored] each."""
@@ -134,11 +143,18 @@ class Tiles:
             return [(c, c < n_cols, last) for c, last in found]
 
         def narrow(places, _):
-            base, low = d.load(index["col_base"], tile), d.full(NARROW_PADDING, jnp.int32)
+            base = None if "windows" in index else d.load(index["col_base"], tile)
+            low = d.full(NARROW_PADDING, jnp.int32)
             loaded = [d.load(index["marked_delta"], own + place, None, NARROW_PADDING, once=True) for place in places]
             loaded = [u.astype(jnp.int32) for u in loaded]
             found = [(lax.bitwise_and(u, low), u >= MARK) for u in loaded]
-            return [(base + u, u != NARROW_PADDING, last) for u, last in found]
+            if base is not None:
+                return [(base + u, u != NARROW_PADDING, last) for u, last in found]
+            shift, within = d.full(SHIFT, jnp.int32), d.full(SPAN - 1, jnp.int32)
+            windows = [tile * jnp.int32(WINDOWS) + lax.shift_right_logical(u, shift) for u, _ in found]
+            begins = [d.load(index["windows"], window) for window in windows]
+            cols = [begin + lax.bitwise_and(u, within) for begin, (u, _) in zip(begins, found, strict=True)]
+            return [(col, u != NARROW_PADDING, last) for col, (u, last) in zip(cols, found, strict=True)]
 
         def by_column(places, t):
             first = tile * jnp.int32(self.entries) + t * jnp.int32(len(places))
