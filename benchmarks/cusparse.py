@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
+import jax
 import numpy as np
 
 import jaxsparse_fmt as jsf
@@ -205,90 +206,93 @@ class Planned(Product):
 
 
 class Opponent:
-    """One matrix in the formats of cuSPARSE; index arrays go to the device once for all dtypes."""
+    """One matrix in the formats of cuSPARSE, converted on the host; arrays go to the GPU for the first product."""
 
-    def __init__(self, S: Any, A: jsf.SparseMatrix | None = None):
-        """S: canonical SciPy CSR. A: the same matrix in one of our formats, for sliced ELL, converted on the device."""
-        self.S, self._A = S, A
-        self._index: dict[str, list[Any]] = {}
-        self._values: dict[str, np.ndarray] = {}
+    def __init__(self, S: Any):
+        """S: canonical SciPy CSR."""
+        self.S, self._perm = S, None
         self._on_device: dict[tuple[str, str], Any] = {}
-        self._block = bsr.best_block(S, 8)
-        r, c = self._block
+        row, (r, c) = np.repeat(np.arange(S.shape[0], dtype=np.int32), np.diff(S.indptr)), bsr.best_block(S, 8)
+        self._host: dict[str, Converted | Absent] = {
+            "csr": ([S.indptr, S.indices], S.data),
+            "coo": ([row, S.indices], S.data),
+        }
         self.methods: dict[str, Callable[[Any], Product]] = {
             "CSR ALG1": lambda dtype: self._csr(dtype, CSR_ALG1),
             "CSR ALG2": lambda dtype: self._csr(dtype, CSR_ALG2),
             "CSR SpMVOp": lambda dtype: self._csr(dtype, SPMV_OP, kind=Planned),
             "COO ALG1": lambda dtype: self._coo(dtype, COO_ALG1),
             "COO ALG2": lambda dtype: self._coo(dtype, COO_ALG2),
-            "sliced ELL 32": lambda dtype: self._sliced(dtype, 32),
-            "sliced ELL 128": lambda dtype: self._sliced(dtype, 128),
-            "sliced ELL 32, rows sorted": lambda dtype: self._sliced(dtype, 32, is_sorted=True),
         }
+        for slice_size, is_sorted in ((32, False), (128, False), (32, True)):
+            name = f"sliced ELL {slice_size}" + is_sorted * ", rows sorted"
+            self._host[name] = self._sliced_ell(slice_size, is_sorted)
+            self.methods[name] = functools.partial(self._sliced, name, slice_size)
         if r * c > 1:
-            self.methods[f"BSR {r} × {c}"] = self._bsr
+            self._host["bsr"] = (
+                blocks(S, (r, c)) if S.shape[0] % r == 0 == S.shape[1] % c else Absent(f"no multiple of {r} × {c}")
+            )
+            self.methods[f"BSR {r} × {c}"] = functools.partial(self._bsr, (r, c))
 
-    def _arrays(self, name: str, dtype: Any, make: Callable[[], Converted]) -> list[Any]:
+    def _arrays(self, name: str, dtype: Any) -> list[Any]:
         """Indices and values on the device, kept for the next algorithm or dtype."""
-        to_device, dtype = library().cupy.asarray, np.dtype(dtype)
-        if name not in self._index:
-            index, self._values[name] = make()
-            self._index[name] = [to_device(np.ascontiguousarray(a, np.int32)) for a in index]
-        key = "csr" if name == "coo" else name, dtype.name  # they list the same values
-        if key not in self._on_device:
-            self._on_device[key] = to_device(self._values[name].astype(dtype, copy=False))
-        return [*self._index[name], self._on_device[key]]
+        host, dtype = self._host[name], np.dtype(dtype)
+        if isinstance(host, Absent):
+            raise host
+
+        def kept(name: str, kind: str, a: np.ndarray) -> Any:
+            if (name, kind) not in self._on_device:
+                self._on_device[name, kind] = library().cupy.asarray(np.ascontiguousarray(a))
+            return self._on_device[name, kind]
+
+        index, values = host
+        of_values = "csr" if name == "coo" else name  # they list the same values
+        arrays = [kept(name, str(k), a.astype(np.int32, copy=False)) for k, a in enumerate(index)]
+        return [*arrays, kept(of_values, dtype.name, values.astype(dtype, copy=False))]
 
     def _csr(self, dtype: Any, algorithm: int, kind: type[Product] = Product) -> Product:
-        S = self.S
-        arrays = self._arrays("csr", dtype, lambda: ([S.indptr, S.indices], S.data))
         types = (INT32, INT32, BASE_ZERO, _TYPES[np.dtype(dtype).name])
-        return kind("cusparseCreateCsr", (*S.shape, S.nnz), arrays, types, S.shape, algorithm)
+        return kind(
+            "cusparseCreateCsr", (*self.S.shape, self.S.nnz), self._arrays("csr", dtype), types, self.S.shape, algorithm
+        )
 
     def _coo(self, dtype: Any, algorithm: int) -> Product:
-        S = self.S
-        row = lambda: np.repeat(np.arange(S.shape[0], dtype=np.int32), np.diff(S.indptr))  # noqa: E731
-        arrays = self._arrays("coo", dtype, lambda: ([row(), S.indices], S.data))
         types = (INT32, BASE_ZERO, _TYPES[np.dtype(dtype).name])
-        return Product("cusparseCreateCoo", (*S.shape, S.nnz), arrays, types, S.shape, algorithm)
+        return Product(
+            "cusparseCreateCoo", (*self.S.shape, self.S.nnz), self._arrays("coo", dtype), types, self.S.shape, algorithm
+        )
 
-    def _sliced(self, dtype: Any, slice_size: int, is_sorted: bool = False) -> Product:
-        S, name, lengths, perm = self.S, f"sliced {slice_size} {is_sorted}", np.diff(self.S.indptr), None
+    def _sliced_ell(self, slice_size: int, is_sorted: bool) -> Converted | Absent:
+        """Slice offsets and columns, and values: our HLL with column −1 in padding."""
+        S, lengths = self.S, np.diff(self.S.indptr)
         places = traffic.sliced_places(lengths, slice_size)
         if is_sorted:
-            perm = np.lexsort((-lengths, np.arange(S.shape[0]) // SORT_WINDOW))
-            unsorted, places = places, traffic.sliced_places(lengths[perm], slice_size)
+            self._perm = np.lexsort((-lengths, np.arange(S.shape[0]) // SORT_WINDOW))
+            unsorted, places = places, traffic.sliced_places(lengths[self._perm], slice_size)
             if places > 0.98 * unsorted:
-                raise Absent("sorting saves less than 2% of the places")
+                return Absent("sorting saves less than 2% of the places")
         if places > MOST_PADDING * S.nnz:
-            raise Absent(f"{places / S.nnz:.0f} places an entry")
-        library().function("cusparseCreateSlicedEll")  # before the conversion
-        make = lambda: sliced_ell(self._A, S, slice_size) if perm is None else sliced_ell(None, S[perm], slice_size)  # noqa: E731
-        arrays = self._arrays(name, dtype, make)
-        sizes = (*S.shape, S.nnz, arrays[-1].size, slice_size)
+            return Absent(f"{places / S.nnz:.0f} places an entry")
+        S = S[self._perm] if is_sorted else S
+        with jax.default_device(jax.local_devices(backend="cpu")[0]):
+            hll: Any = jsf.from_scipy(S, "hll", slice_size=slice_size, max_bytes=2**36)
+        col_idx = np.array(hll.col_idx)
+        col_idx[col_idx == S.shape[1]] = -1
+        return [np.asarray(hll.slice_ptr), col_idx], np.asarray(hll.values)
+
+    def _sliced(self, name: str, slice_size: int, dtype: Any) -> Product:
+        arrays = self._arrays(name, dtype)
+        sizes = (*self.S.shape, self.S.nnz, arrays[-1].size, slice_size)
         types = (INT32, INT32, BASE_ZERO, _TYPES[np.dtype(dtype).name])
-        product = Product("cusparseCreateSlicedEll", sizes, arrays, types, S.shape, SELL_ALG1)
-        product.perm = perm
+        product = Product("cusparseCreateSlicedEll", sizes, arrays, types, self.S.shape, SELL_ALG1)
+        product.perm = self._perm if name.endswith("sorted") else None
         return product
 
-    def _bsr(self, dtype: Any) -> Product:
-        (r, c), (n_rows, n_cols) = self._block, self.S.shape
-        if n_rows % r or n_cols % c:
-            raise Absent(f"{n_rows} × {n_cols} is no multiple of {r} × {c}")
-        library().function("cusparseCreateBsr")  # before the conversion
-        arrays = self._arrays("bsr", dtype, lambda: blocks(self.S, (r, c)))
+    def _bsr(self, block: tuple[int, int], dtype: Any) -> Product:
+        (r, c), (n_rows, n_cols), arrays = block, self.S.shape, self._arrays("bsr", dtype)
         sizes = (n_rows // r, n_cols // c, arrays[1].size, r, c)
         types = (INT32, INT32, BASE_ZERO, _TYPES[np.dtype(dtype).name], ROW_MAJOR)
         return Product("cusparseCreateBsr", sizes, arrays, types, self.S.shape, BSR_ALG1)
-
-
-def sliced_ell(A: jsf.SparseMatrix | None, S: Any, slice_size: int) -> Converted:
-    """Slice offsets and columns, and values: our HLL with column −1 in padding, converted on the device of A."""
-    options: dict[str, Any] = {"slice_size": slice_size, "max_bytes": 2**36}
-    hll: Any = jsf.from_scipy(S, "hll", **options) if A is None else A.asformat("hll", **options)
-    col_idx = np.array(hll.col_idx)
-    col_idx[col_idx == S.shape[1]] = -1
-    return [np.asarray(hll.slice_ptr), col_idx], np.asarray(hll.values)
 
 
 def blocks(S: Any, block_shape: tuple[int, int]) -> Converted:

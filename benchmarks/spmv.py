@@ -1,6 +1,7 @@
 """Products over a suite of matrices: the formats that rank first, against every format of cuSPARSE in one run.
 
     python -m benchmarks.spmv --json out.json                    "auto" over the suite; on a GPU some ten minutes
+    python -m benchmarks.spmv --workers 12 --json out.json       the same on a host of 16 cores in two minutes
     python -m benchmarks.spmv --suite held-out --cases 0 3       other matrices, some of them
     python -m benchmarks.spmv --cases 0 1 --formats coo ell      these formats too, whatever their rank
     python -m benchmarks.spmv --backends triton mosaic           both dialects
@@ -11,23 +12,31 @@ sliced ELL (also with its rows sorted by length, so that y is in their order) an
 JAX's BCSR; on a CPU SciPy's csr @ x takes cuSPARSE's place. On a GPU products of square matrices are timed in chains,
 x ← A·x, in one program of ours and one CUDA graph of theirs, since a single call waits for Python: theirs 5 µs and ours
 up to 90. JSON and table are written after every matrix, so an interrupted run keeps its results. A matrix is left out
-if the run would pass the limit with a matrix that takes as long as the longest so far.
+if it is not its turn before the limit.
+
+Matrices are made, converted and compiled on the host. With several workers other processes do that, each for its
+matrix, while one has its turn on the GPU; of more than eight cores, that one has four for itself.
 
 The fastest opponent and all of our formats are timed several times in turn, and the median counts. `tune` would choose
 by its own clock (`choose/timing.py`); the table takes those of its candidates that `--others` includes.
 
 A row of the JSON is a matrix and a dtype: `opponents` has µs by method, or the reason for their absence, `ours` the
-prediction and the time of every timed format, `predicted` the whole ranking, from which `choose` can be calibrated.
+prediction, the counts and the time of every timed format, from which `benchmarks.choices` fits the cost model, and
+`predicted` the whole ranking.
 """
 
+import contextlib
 import dataclasses
 import functools
 import math
+import multiprocessing
+import os
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import Any, Self
 
 import jax
@@ -41,27 +50,19 @@ from benchmarks.report import Row, log, reason
 from jaxsparse_fmt.choose import ranking as choose
 from jaxsparse_fmt.choose import timing as clock
 from jaxsparse_fmt.choose import tune
+from jaxsparse_fmt.formats.footprint import PatternCounts, Storage
+from jaxsparse_fmt.kernels.backends import selection
 from jaxsparse_fmt.models import traffic
 
 Timer = Callable[..., float]  # seconds; arguments go to `timing.seconds_per_call`
-TRIPS = 8  # of the loop of a chain
-IN_L2 = 64e6  # bytes in CSR with float32 values, below which a trip is of 16 products, else of 2
 WRONG = 1e-3  # relative error from which a product is wrong and its time does not count
 HOPELESS = 3.0  # formats of a larger predicted cost, over the first, are not timed
-ROUNDS = {"rounds": 3, "seconds": 0.04}  # of `timing.seconds_per_call`
+ROUNDS = {"gpu": {"rounds": 3, "seconds": 0.008}, "cpu": {"rounds": 3, "seconds": 0.04}}  # of `timing.seconds_per_call`
 QUICK = {"rounds": 1, "seconds": 0.001}
 PASSES = 3  # times that the fastest opponent and all of ours are timed in turn, so that a slow minute slows both
 BCSR = "JAX BCSR"
-COMPILED_AT_ONCE = 8  # XLA compiles beside Python
 
 product = jax.jit(lambda A, x: A @ x)
-
-
-@functools.partial(jax.jit, static_argnums=2)
-def chain(A, x, length):
-    """A·…·A·x by `TRIPS` trips of `length` products, an even number, so that the last can overwrite the first x."""
-    trip = lambda _, x: functools.reduce(lambda x, _: product(A, x), range(length), x)  # noqa: E731
-    return jax.lax.fori_loop(0, TRIPS, trip, x)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,27 +72,33 @@ class Problem:
     S: Any
     xs: list[np.ndarray]
     exact: np.ndarray
-    chained: int  # products of a trip; 0: one product a call
+    chained: bool  # x ← A·x, several times a call
 
     @classmethod
     def of(cls, S: Any, platform: str) -> Self:
         xs = list(np.random.default_rng(0).standard_normal((3, S.shape[1])).astype(np.float32))
         square = platform == "gpu" and S.shape[0] == S.shape[1]
-        return cls(S, xs, S @ xs[0].astype(np.float64), (16 if S.nnz * 8 < IN_L2 else 2) if square else 0)
-
-    def run(self, A: Any, x: jax.Array) -> jax.Array:
-        """The computation that is timed."""
-        return chain(A, x, self.chained) if self.chained else product(A, x)
+        return cls(S, xs, S @ xs[0].astype(np.float64), square)
 
     @property
     def products(self) -> int:
-        """The count of products in `run`."""
-        return TRIPS * self.chained or 1
+        """The count of products in a graph of theirs, as many as in a program of ours in CSR."""
+        return clock.LOOP * (clock.TRIPS if self.S.nnz * 8 < clock.SMALL else 1) if self.chained else 1
 
     def off(self, y: Any) -> float:
         """The largest error of y = A·xs[0] over the largest result."""
         largest = np.max(np.abs(self.exact), initial=0) or 1
         return float(np.max(np.abs(np.asarray(y, np.float64) - self.exact), initial=0) / largest)
+
+
+@dataclasses.dataclass(frozen=True)
+class Ready:
+    """A matrix on the host and its compiled programs: all that needs no turn on the device."""
+
+    A: Any  # with NumPy's arrays
+    product: Callable[..., Any]
+    program: Callable[..., Any]  # which is timed, as `tune` would
+    products: int  # of the program
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,22 +114,27 @@ class Run:
     passes: int = PASSES
     formats: tuple[str, ...] = ()  # timed whatever their rank
 
-    def matrix(self, case: suite.Case, S: Any) -> list[Row]:
+    def matrix(self, case: suite.Case, S: Any, turn: "Turn") -> list[Row]:
         """One row a dtype. Formats are converted once, in float64, and timed in all dtypes."""
         problem = Problem.of(S, self.platform)
-        A = jsf.from_scipy(S, "csr", backend=self.backend)
-        opponent = cusparse.Opponent(S, A) if self.platform == "gpu" else None
+        opponent = cusparse.Opponent(S) if self.platform == "gpu" else None
         rankings = {dtype: choose.rank(S, dtype, backend=self.backend) for dtype in self.dtypes}
         few = {label(c): c for ranking in rankings.values() for c in picked(ranking, self.others)}
         few |= {name: jsf.Choice(name, {}, 0, 0, 0.0, "", 0.0) for name in self.formats}
-        with ThreadPoolExecutor(COMPILED_AT_ONCE if self.platform == "gpu" else 1) as pool:
-            stored = dict(zip(few, pool.map(lambda c: converted(A, c), few.values()), strict=True))
-            rows = []
+        stored = {name: self.converted(S, choice) for name, choice in few.items()}
+        ready = {dtype: {name: readied(A, dtype, problem) for name, A in stored.items()} for dtype in self.dtypes}
+        bcsr = {dtype: readied(sparse.BCSR.from_scipy_sparse(S.astype(dtype)), dtype, problem) for dtype in self.dtypes}
+        storages = {dtype: self.storages(S, dtype) for dtype in self.dtypes}
+        rows = []
+        with turn.taken():
             for dtype, ranking in rankings.items():
-                rivals = self.theirs(opponent, problem, dtype)
-                ours, timers = self.ours(pool, stored, ranking, problem, dtype)
+                rivals = self.theirs(opponent, bcsr[dtype], problem, dtype)
+                ours, timers = self.ours(ready[dtype], ranking, problem, dtype)
                 theirs = self.in_turn(rivals, ours, timers)
-                row = {"matrix": case.name, "class": case.kind, "dtype": dtype, "rows": S.shape[0], "nnz": S.nnz}
+                for of in ours:
+                    of |= {"storage": storages[dtype][of["label"]]} if of["label"] in storages[dtype] else {}
+                row = {"matrix": case.name, "class": case.kind, "dtype": dtype}
+                row |= {"rows": S.shape[0], "cols": S.shape[1], "nnz": S.nnz}
                 row |= {"chained": bool(problem.chained), "opponents": theirs, "ours": ours}
                 row["predicted"] = [
                     {"label": label(c), "model us": 1e6 * c.seconds, "moved": c.moved, "reason": c.reason}
@@ -130,24 +142,43 @@ class Run:
                 ]
                 looked_at = [label(c) for c in choose.best_layouts(ranking)[: tune.CANDIDATES]]
                 rows.append(row | compared(theirs, ours, looked_at))
-                log(f"  {dtype}: {rows[-1]['ratio']:.2f} × {rows[-1]['opponent']}")
+                log(f"{case.name}, {dtype}: {rows[-1]['ratio']:.2f} × {rows[-1]['opponent']}")
         return rows
 
-    def theirs(self, opponent: cusparse.Opponent | None, problem: Problem, dtype: str) -> dict[str, Timer | str]:
+    def storages(self, S: Any, dtype: str) -> dict[str, Row]:
+        """By label what the cost model counts of each layout; for GPUs alone."""
+        if self.platform != "gpu":
+            return {}
+        keeps = selection.shares_memory(selection.resolve(self.backend, "cuda", shared=True))
+        pattern = PatternCounts(S, np.dtype(dtype), self.platform, keeps)
+        return {label(storage): dataclasses.asdict(storage) for storage in choose.storages(pattern)}
+
+    def converted(self, S: Any, choice: jsf.Choice) -> jsf.SparseMatrix | str:
+        """The matrix as chosen, on the host, or the reason for its absence."""
+        try:
+            with on_host():
+                return jsf.from_scipy(S, choice.format, backend=self.backend, max_bytes=2**36, **choice.layout)
+        except (ValueError, RuntimeError) as error:
+            return reason(error)
+
+    def theirs(
+        self, opponent: cusparse.Opponent | None, bcsr: Ready | str, problem: Problem, dtype: str
+    ) -> dict[str, Timer | str]:
         """By method its timer, or the reason for its absence."""
         xs = [x.astype(dtype) for x in problem.xs]
+        of_jax: Timer | str = bcsr if isinstance(bcsr, str) else functools.partial(self._bcsr, bcsr, xs)
         if opponent is None:
             M = problem.S.astype(dtype)
             one = lambda i: M @ xs[i % 3]  # noqa: E731
             run = functools.partial(timing.seconds_per_call, one, lambda _: None, **self.rounds)
-            return {"SciPy csr @ x": run, BCSR: self._bcsr(xs, problem)}
+            return {"SciPy csr @ x": run, BCSR: of_jax}
         found: dict[str, Timer | str] = {}
         for name, make in opponent.methods.items():
             try:
                 found[f"cuSPARSE {name}"] = self.cupy(make(dtype), xs, problem)
             except Exception as error:  # any fault of an opponent; the run goes on
                 found[f"cuSPARSE {name}"] = f"absent: {error}".splitlines()[0]
-        return found | {BCSR: self._bcsr(xs, problem)}
+        return found | {BCSR: of_jax}
 
     def in_turn(self, rivals: dict[str, Timer | str], ours: list[Row], timers: dict[str, Timer]) -> Row:
         """Times all rivals for a round, then the fastest and ours in turn: µs by rival, or the reason for its absence.
@@ -206,66 +237,60 @@ class Run:
         run = functools.partial(timing.seconds_per_call, lambda _: graph(), product.wait, **self.rounds)
         return lambda **how: run(**how) / problem.products
 
-    def _bcsr(self, xs: list[np.ndarray], problem: Problem) -> Timer:
-        store = lambda: sparse.BCSR.from_scipy_sparse(problem.S.astype(xs[0].dtype))  # noqa: E731
-        return lambda **how: self.of_jax(store(), [jnp.asarray(x) for x in xs], problem, **how)
+    def _bcsr(self, ready: Ready, xs: list[np.ndarray], **how: Any) -> float:
+        return self.of_jax(ready, jax.device_put(ready.A), [jnp.asarray(x) for x in xs], **how)
 
-    def of_jax(self, A: Any, xs: list[jax.Array], problem: Problem, **how: Any) -> float:
-        """Seconds of a product of ours."""
-        run = lambda i: problem.run(A, xs[i % len(xs)])  # noqa: E731
-        return timing.seconds_per_call(run, jax.block_until_ready, **(self.rounds | how)) / problem.products
+    def of_jax(self, ready: Ready, A: Any, xs: list[jax.Array], **how: Any) -> float:
+        """Seconds of a product of A, which lies on the device."""
+        run = lambda i: ready.program(A, xs[i % len(xs)])  # noqa: E731
+        return timing.seconds_per_call(run, jax.block_until_ready, **(self.rounds | how)) / ready.products
 
     def ours(
-        self,
-        pool: ThreadPoolExecutor,
-        stored: dict[str, jsf.SparseMatrix | str],
-        ranking: list[jsf.Choice],
-        problem: Problem,
-        dtype: str,
+        self, ready: dict[str, Ready | str], ranking: list[jsf.Choice], problem: Problem, dtype: str
     ) -> tuple[list[Row], dict[str, Timer]]:
         """A row with the prediction for every stored format, auto's first, and by label the timers."""
-        predicted = {label(c): c.seconds for c in ranking}
-        names = sorted(stored, key=lambda name: predicted.get(name, math.inf))
+        predicted = {
+            label(c): c.seconds for c in reversed(ranking)
+        }  # of mirrored and plain "dia" the one that is stored
         xs = [jnp.asarray(x.astype(dtype)) for x in problem.xs]
-
-        def compiled(name: str) -> tuple[jsf.SparseMatrix, Any] | str:
-            kept = stored[name]
-            if isinstance(kept, str):
-                return kept
-            try:
-                B = kept.astype(dtype)
-                jax.block_until_ready(problem.run(B, xs[0]))
-                tuned = clock.repeated(B)
-                jax.block_until_ready(tuned[0]())
-                return B, tuned
-            except (ValueError, RuntimeError) as error:
-                return reason(error)
-
         rows, timers = [], {}
-        for name, ready in zip(names, list(pool.map(compiled, names)), strict=True):
+        for name in sorted(ready, key=lambda name: predicted.get(name, math.inf)):
             row: Row = {"format": name.split()[0], "label": name, "us": math.nan, "tune us": math.nan}
             row["model us"] = 1e6 * predicted.get(name, math.nan)
-            if isinstance(ready, str):
-                rows.append(row | {"failed": ready})
+            found = ready[name]
+            if isinstance(found, str):
+                rows.append(row | {"failed": found})
                 continue
-            B, (run, products) = ready
-            row["tune us"] = 1e6 * clock.median_seconds(run, **self.rounds) / products
-            timers[name] = functools.partial(self.of_jax, B, xs, problem)
+            B = jax.device_put(found.A)
+            tuned = clock.median_seconds(functools.partial(found.program, B, xs[0]), **self.rounds)
+            row["tune us"] = 1e6 * tuned / found.products
+            timers[name] = functools.partial(self.of_jax, found, B, xs)
             moved = traffic.bytes_moved(B.nbytes_read, B.shape, xs[0].itemsize)
-            rows.append(row | {"moved": moved, "error": problem.off(product(B, xs[0]))})
+            rows.append(row | {"moved": moved, "error": problem.off(found.product(B, xs[0]))})
         return rows, timers
 
 
-def label(choice: jsf.Choice) -> str:
-    return " ".join([choice.format, *(f"{k}={v}" for k, v in choice.layout.items())])
+def on_host() -> contextlib.AbstractContextManager:
+    """A context in which JAX puts arrays on the host."""
+    return jax.default_device(jax.local_devices(backend="cpu")[0])
 
 
-def converted(A: jsf.SparseMatrix, choice: jsf.Choice) -> jsf.SparseMatrix | str:
-    """The matrix as chosen, or the reason for its absence."""
+def readied(A: Any, dtype: str, problem: Problem) -> Ready | str:
+    """A matrix of JAX on the host in that dtype, with its programs for the device; or the reason for their absence."""
+    if isinstance(A, str):
+        return A
     try:
-        return jax.block_until_ready(A.asformat(choice.format, max_bytes=2**36, **choice.layout))
+        with on_host():
+            A = jax.tree.map(np.asarray, A.astype(dtype) if isinstance(A, jsf.SparseMatrix) else A)
+        x = jax.ShapeDtypeStruct(A.shape[1:], dtype, sharding=jax.sharding.SingleDeviceSharding(jax.devices()[0]))
+        one, is_ours = product.lower(A, x).compile(), isinstance(A, jsf.SparseMatrix)
+        return Ready(A, one, *(clock.repeated(A, x) if problem.chained and is_ours else (one, 1)))
     except (ValueError, RuntimeError) as error:
         return reason(error)
+
+
+def label(choice: jsf.Choice | Storage) -> str:
+    return " ".join([choice.format, *(f"{k}={v}" for k, v in choice.layout.items())])
 
 
 def picked(choices: list[jsf.Choice], others: int) -> list[jsf.Choice]:
@@ -302,26 +327,29 @@ def compared(theirs: Row, ours: list[Row], looked_at: list[str]) -> Row:
 COLUMNS_OF = (1, 2, 4, 8, 32)
 
 
-def columns(run: Run, case: suite.Case, S: Any) -> Iterator[Row]:
+def columns(run: Run, case: suite.Case, S: Any, turn: "Turn") -> Iterator[Row]:
     """A row for each dtype and number of columns; throughput is against a product with one column."""
-    problem, wide = Problem.of(S, run.platform), jsf.from_scipy(S, "csr", backend=run.backend)
-    for dtype in run.dtypes:
-        choice = choose.rank(S, dtype, backend=run.backend)[0]
-        A = wide.asformat(choice.format, max_bytes=2**36, **choice.layout).astype(dtype)
-        alone = 0.0
-        for p in COLUMNS_OF:
-            X = jnp.asarray(np.random.default_rng(0).standard_normal((S.shape[1], p)), dtype)
-            X = X[:, 0] if p == 1 else X
-            ends = lambda a: np.asarray(a if a.ndim == 1 else a[:, np.array([0, -1])], np.float64)  # noqa: E731
-            wanted, got = S @ ends(X), ends(product(A, X))  # SciPy would take seconds for all of them
-            took = run.of_jax(A, [X], problem)
-            alone = alone or took
-            moved = traffic.bytes_moved(A.nbytes_read, S.shape, X.dtype.itemsize * p)
-            yield {
-                "matrix": case.name, "dtype": dtype, "format": label(choice), "columns": p, "µs": 1e6 * took,
-                "throughput": p * alone / took, "share": moved / took / run.copy,
-                "error": float(np.max(np.abs(got - wanted)) / np.max(np.abs(wanted))),
-            }  # fmt: skip
+    problem = Problem.of(S, run.platform)
+    choices = {dtype: choose.rank(S, dtype, backend=run.backend)[0] for dtype in run.dtypes}
+    stored = {dtype: run.converted(S, choice) for dtype, choice in choices.items()}
+    with turn.taken():
+        for dtype, wide in stored.items():
+            A: Any = jax.device_put(wide, jax.devices()[0]).astype(dtype)
+            chosen, alone = label(choices[dtype]), 0.0
+            for p in COLUMNS_OF:
+                X = jnp.asarray(np.random.default_rng(0).standard_normal((S.shape[1], p)), dtype)
+                X = X[:, 0] if p == 1 else X
+                ends = lambda a: np.asarray(a if a.ndim == 1 else a[:, np.array([0, -1])], np.float64)  # noqa: E731
+                wanted, got = S @ ends(X), ends(product(A, X))  # SciPy would take seconds for all of them
+                ready = Ready(A, product, *(clock.repeated(A, X) if problem.chained else (product, 1)))
+                took = run.of_jax(ready, A, [X])
+                alone = alone or took
+                moved = traffic.bytes_moved(A.nbytes_read, S.shape, X.dtype.itemsize * p)
+                yield {
+                    "matrix": case.name, "dtype": dtype, "format": chosen, "columns": p, "µs": 1e6 * took,
+                    "throughput": p * alone / took, "share": moved / took / run.copy,
+                    "error": float(np.max(np.abs(got - wanted)) / np.max(np.abs(wanted))),
+                }  # fmt: skip
 
 
 COLUMNS = [(name, name) for name in ("matrix", "class", "dtype")]
@@ -333,25 +361,80 @@ COLUMNS += [(name, f"{name}:.2f") for name in ("auto vs best", "tune vs best", "
 COLUMNS += [("share of copy", "share:.2f"), ("error", "error:.0e")]
 
 
-def before_limit(cases: list[suite.Case], limit: float, header: dict[str, str]) -> Iterator[suite.Case]:
-    """The cases in turn, until the next would end after `limit` seconds if it took as long as the longest so far.
+@dataclasses.dataclass(frozen=True)
+class Turn:
+    """The device and some cores, which one process has at a time, until the end of the run.
 
-    The header gets the names of the cases that are left out, and the seconds that the others took.
+    Attributes:
+      end: seconds since 1970.
+      others: the number of other processes.
     """
-    start, longest = time.perf_counter(), 0.0
-    for at, case in enumerate(cases):
-        begun = time.perf_counter() - start
-        if begun + longest > limit:
-            header["left out"] = ", ".join(case.name for case in cases[at:])
-            log(f"{begun:.0f} s: left out {header['left out']}")
-            return
-        yield case
+
+    end: float
+    lock: Any
+    others: int = 0
+
+    @contextlib.contextmanager
+    def taken(self) -> Iterator[None]:
+        with self.lock:
+            self.check()
+            self.on_cores(slice(None, 4))
+            yield
+            self.on_cores(slice(4, None))
+
+    def check(self) -> None:
+        """TimeoutError: the run is over."""
+        if time.time() > self.end:
+            raise TimeoutError
+
+    def on_cores(self, which: slice) -> None:
+        """Moves all threads of this process to these cores, so that none disturbs those of the process that times."""
+        cores = range(os.cpu_count() or 1)
+        for thread in os.listdir("/proc/self/task") if self.others and len(cores) > 8 else ():
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(int(thread), cores[which])
+
+
+WHAT: dict[str, Callable[[Run, suite.Case, Any, Turn], Iterable[Row]]] = {
+    "products": Run.matrix,
+    "columns": columns,
+}
+
+
+def begin(turn: Turn) -> None:
+    """Prepares a process for `measured`."""
+    global TURN
+    TURN = turn
+    TURN.on_cores(slice(4, None))
+    jax.config.update("jax_enable_x64", True)
+
+
+def measured(what: str, cases: str, scale: float, runs: list[Run], at: int) -> list[Row]:
+    """The rows of a matrix of a suite, none if the time is over."""
+    case = suite.SUITES[cases][at]
+    try:
+        TURN.check()
+        S = suite.tamed(case.make(scale))
+        return [row | {"backend": run.backend} for run in runs for row in WHAT[what](run, case, S, TURN)]
+    except TimeoutError:
+        return []
+    finally:
         jax.clear_caches()
-        longest = max(longest, time.perf_counter() - start - begun)
-        header["took"] = f"{time.perf_counter() - start:.0f} s"
 
 
-WHAT: dict[str, Callable[[Run, suite.Case, Any], Iterable[Row]]] = {"products": Run.matrix, "columns": columns}
+def in_processes(
+    f: Callable[[int], list[Row]], numbers: list[int], workers: int, limit: float
+) -> Iterator[tuple[int, list[Row]]]:
+    """Each number with its f when that is done; several workers are a process for each, which leaves no memory."""
+    if workers == 1:
+        begin(Turn(time.time() + limit, threading.Lock()))
+        yield from ((number, f(number)) for number in numbers)
+        return
+    spawn = multiprocessing.get_context("spawn")
+    turn = Turn(time.time() + limit, spawn.Lock(), workers - 1)
+    with ProcessPoolExecutor(workers, spawn, begin, (turn,), max_tasks_per_child=1) as pool:
+        futures = {pool.submit(f, number): number for number in numbers}
+        yield from ((futures[done], done.result()) for done in as_completed(futures))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -365,11 +448,16 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--formats", nargs="+", default=[], choices=jsf.FORMATS, help="timed beside those")
     parser.add_argument("--scale", type=float, help="size of the matrices; default 1, on a CPU 1/20")
     parser.add_argument("--limit", type=float, default=900, help="end after about so many seconds")
+    parser.add_argument(
+        "--workers", type=int, default=1, help="processes that make, convert and compile while one times"
+    )
     args = parser.parse_args(argv)
+    if args.workers > 1:
+        os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # they share the memory of the GPU
     jax.config.update("jax_enable_x64", True)
     platform, (copy, header) = report.platform_here(), report.machine(args.small)
     scale = args.scale or (1 / 2000 if args.small else 1 if platform == "gpu" else 1 / 20)
-    rounds, passes, others = (QUICK, 1, min(args.others, 1)) if args.small else (ROUNDS, PASSES, args.others)
+    rounds, passes, others = (QUICK, 1, min(args.others, 1)) if args.small else (ROUNDS[platform], PASSES, args.others)
     settings = others, copy, rounds, passes, tuple(args.formats)
     runs = [Run(platform, args.dtypes, backend, *settings) for backend in args.backends]
     header |= {"suite": args.suite, "scale": f"{scale:g}", "others": str(others)}
@@ -379,7 +467,7 @@ def main(argv: list[str] | None = None) -> int:
         except cusparse.Absent as absent:
             header["cusparse"] = str(absent)
     cases = suite.SUITES[args.suite]
-    cases = [cases[i] for i in args.cases or range(len(cases))]
+    numbers = args.cases or list(range(len(cases)))
     rows: list[Row] = []
 
     def text() -> str:
@@ -387,12 +475,16 @@ def main(argv: list[str] | None = None) -> int:
         lines = ["", *report.markdown(shown, COLUMNS)] if shown else report.section(args.what, rows)
         return "\n".join([report.line(header), *lines])
 
-    for case in before_limit(cases, args.limit, header):
-        S = suite.tamed(case.make(scale))
-        log(f"{case.name}, {S.shape[0]} rows, {S.nnz} entries")
-        for run in runs:
-            rows += [row | {"backend": run.backend} for row in WHAT[args.what](run, case, S)]
+    start, found = time.perf_counter(), {}
+    of_case = functools.partial(measured, args.what, args.suite, scale, runs)
+    for at, of_matrix in in_processes(of_case, numbers, args.workers, args.limit):
+        found[at] = of_matrix
+        rows = [row for at in sorted(found) for row in found[at]]
+        left = [cases[at].name for at in numbers if not found.get(at)]
+        header |= {"took": f"{time.perf_counter() - start:.0f} s", "left out": ", ".join(left)}
         report.write(args.json, header, rows, text())
+    if not header.get("left out"):
+        header.pop("left out", None)
     print(text())
     report.write(args.json, header, rows, text())
     return int(any("failed" in ours for row in rows for ours in row.get("ours", ())))

@@ -172,6 +172,13 @@ def formats_on_a_cpu() -> Iterator[str]:
     return table(heads, ((name, *(cell(method, *of) for of in columns)) for name, method in names.items()))
 
 
+def counters() -> Iterator[str]:
+    """Shares of what the units of a GPU sustain, in products that are not far ahead of cuSPARSE's."""
+    rows = [row | {"name": row["format"].partition(" ")[0]} for row in rows_of("counters_h100")]
+    keys = dict.fromkeys(("DRAM", "L2", "L1", "SM", "occupancy"), ".2f")
+    return of_keys(rows, "{matrix} in `{name}`, {dtype}", "memory | L2 | L1 | SM | warps", **keys)
+
+
 def columns() -> Iterator[str]:
     """The time of k columns in times of one, and their throughput as a multiple of one column's."""
     formats = {row["matrix"]: row["format"].partition(" ")[0] for row in rows_of("columns_h200")}

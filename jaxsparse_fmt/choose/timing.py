@@ -27,25 +27,26 @@ def seconds_per_product(A: SparseMatrix, x: jax.Array | None = None) -> float:
     On a GPU it times several products in a row, each dependent on the one before; if A is not square, by one number.
     """
     with jax.disable_jit(False):  # the product is compiled even where the caller has switched that off
-        run, products = repeated(A, x)
-        return median_seconds(run) / products
+        if x is None:
+            with (
+                jax.ensure_compile_time_eval()
+            ):  # numbers also where a program is traced; no kernel can be traced there
+                x = jnp.ones(A.shape[1], A.dtype)
+        compiled, products = repeated(A, x)
+        return median_seconds(lambda: compiled(A, x)) / products
 
 
-def repeated(A: SparseMatrix, x: jax.Array | None = None) -> tuple[Callable[[], Any], int]:
+def repeated(A: SparseMatrix, x: jax.Array | jax.ShapeDtypeStruct) -> tuple[Callable[..., Any], int]:
     """A compiled program of products A @ x, and their number: several on a GPU, each dependent on the one before."""
-    if x is None:
-        with jax.ensure_compile_time_eval():  # numbers also where a program is traced; no kernel can be traced in here
-            x = jnp.ones(A.shape[1], A.dtype)
     function, products = operator.matmul, 1
     if _on_one_gpu(x) and min(A.shape) > 0:
         trips = TRIPS if A.nbytes_read < SMALL else 1
         function, products = functools.partial(_chain, trips), trips * LOOP
-    compiled = jax.jit(function).lower(A, x).compile()
-    return lambda: compiled(A, x), products
+    return jax.jit(function).lower(A, x).compile(), products
 
 
-def _on_one_gpu(x: jax.Array) -> bool:
-    return [d.platform for d in x.devices()] == ["gpu"]
+def _on_one_gpu(x: jax.Array | jax.ShapeDtypeStruct) -> bool:
+    return x.sharding is not None and [d.platform for d in x.sharding.device_set] == ["gpu"]
 
 
 def _chain(trips: int, A: SparseMatrix, x: jax.Array) -> jax.Array:

@@ -58,16 +58,16 @@ def test_every_stage_has_a_first_and_a_later_time(tmp_path):
 
 def test_constants_are_fitted_to_one_half_of_the_matrices_and_judged_on_the_other():
     """The second matrix is faster in csr5, whose hops then count less than they do, and the first does not mind."""
-    counts = {"layout": {}, "nbytes": 10**8, "places": 10**7, "trips": 6, "rows": 1}
+    counts = {"layout": {}, "nbytes": 10**8, "places": 10**7, "trips": 6}
     csr = counts | {"format": "csr", "rate": "csr long"}
 
     def row(matrix, hops, us):
         sides = (csr, us), (counts | {"format": "csr5", "hops": hops}, 100.0)
-        storages = [of | {"us": {"NVIDIA H200": took}} for of, took in sides]
-        return {"matrix": matrix, "dtype": "float32", "shape": (10**5, 10**5), "nnz": 10**7, "storages": storages}
+        of = {"matrix": matrix, "dtype": "float32", "rows": 10**5, "cols": 10**5, "nnz": 10**7, "device": "NVIDIA H200"}
+        return of | {"ours": [{"storage": storage, "us": took} for storage, took in sides]}
 
     own = choices.ranking.HOP
-    found = list(choices.table([row("a", 10**6, 90.0), row("b", 15_000, 125.0)], ["NVIDIA H200"]))
+    found = list(choices.table([row("a", 10**6, 90.0), row("b", 15_000, 125.0)]))
     mean = {(row["half"], row["constants"]): row["mean"] for row in found}
     assert mean["B", "as they are"] == mean["B", "fitted to the other half"] == pytest.approx(0.8)
     assert mean["B", "fitted to it"] == mean["A", "fitted to the other half"] == 1

@@ -1,0 +1,130 @@
+"""What bounds a product on a GPU: counters of Nsight Compute for the kernels of "auto", matrix by matrix.
+
+    python -m benchmarks.counters benchmarks/results/2026-11-26_suite_h100.json --json out.json
+
+Takes the matrices of tables of `benchmarks.spmv` on which "auto" is less than `--below` times as fast as cuSPARSE.
+Processes make and convert them; then `ncu`, which must be on the PATH, runs this script once more: one product a matrix
+and then a marker, a small kernel of CuPy's. Of several kernels of a product the longest counts. A figure is a fraction
+of what the unit sustains; where no unit is near its peak, loads wait for one another.
+"""
+
+import csv
+import functools
+import json
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxsparse_fmt as jsf
+from benchmarks import report, spmv, suite
+from benchmarks.report import Row
+from jaxsparse_fmt.choose import ranking
+
+PEAK = "avg.pct_of_peak_sustained"
+METRICS = {
+    "DRAM": f"dram__throughput.{PEAK}_elapsed",
+    "L2": f"lts__t_sectors.{PEAK}_elapsed",
+    "L1": f"l1tex__throughput.{PEAK}_elapsed",
+    "SM": f"sm__throughput.{PEAK}_elapsed",
+    "occupancy": f"sm__warps_active.{PEAK}_active",
+}
+TIME = "gpu__time_duration.sum"
+NCU = ["ncu", "--csv", "--target-processes", "all", "--profile-from-start", "off"]
+NCU += ["--cache-control", "none", "--clock-control", "none"]
+MARKER = "cupy_"  # the name of each kernel of CuPy's begins so
+SHOWN = ("matrix", "dtype", "format", *METRICS, "× cuSPARSE")
+
+
+def made(folder: Path, scale: float, number: int, row: Row) -> str:
+    """Writes the matrix of a row in the format of "auto", with NumPy's arrays, and returns the format."""
+    jax.config.update("jax_enable_x64", True)
+    case = next(case for cases in suite.SUITES.values() for case in cases if case.name == row["matrix"])
+    S = suite.tamed(case.make(scale))
+    choice = ranking.rank(S, row["dtype"], platform="gpu")[0]
+    with spmv.on_host():
+        A = jsf.from_scipy(S, choice.format, dtype=row["dtype"], max_bytes=2**36, **choice.layout)
+    A = jax.tree.map(np.asarray, A)
+    (folder / f"{number:03}").write_bytes(pickle.dumps(A))
+    return spmv.label(choice)
+
+
+def profiled(folder: Path) -> None:
+    """A product of each matrix that is stored there, and the marker, within what Nsight Compute counts."""
+    import cupy  # pyright: ignore[reportMissingImports]
+
+    jax.config.update("jax_enable_x64", True)
+    marker = cupy.zeros(1)
+    for path in sorted(folder.glob("[0-9]*")):
+        A = jax.device_put(pickle.loads(path.read_bytes()))
+        x = jnp.ones(A.shape[1], A.dtype)
+        jax.block_until_ready(spmv.product(A, x))
+        cupy.cuda.runtime.profilerStart()
+        jax.block_until_ready(spmv.product(A, x))
+        marker += 1
+        cupy.cuda.Device().synchronize()
+        cupy.cuda.runtime.profilerStop()
+
+
+def counted(lines: list[str]) -> list[Row]:
+    """The counters of each matrix, from the lines that `ncu` writes."""
+    kernels: dict[str, Row] = {}
+    for line in csv.DictReader(lines[next(i for i, line in enumerate(lines) if line.startswith('"ID"')) :]):
+        kernel = kernels.setdefault(line["ID"], {"kernel": line["Kernel Name"]})
+        kernel[line["Metric Name"]] = float(line["Metric Value"].replace(",", ""))
+    found, of_product = [], []
+    for kernel in kernels.values():
+        if not kernel["kernel"].startswith(MARKER):
+            of_product.append(kernel)
+            continue
+        longest = max(of_product, key=lambda k: k[TIME])
+        found.append({name: longest[metric] / 100 for name, metric in METRICS.items()} | {"kernel": longest["kernel"]})
+        of_product = []
+    return found
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = report.arguments(__doc__)
+    parser.add_argument("tables", type=Path, nargs="+", help="results of benchmarks.spmv; or a folder, within ncu")
+    parser.add_argument("--below", type=float, default=1.2, help="times the speed of cuSPARSE; default 1.2")
+    parser.add_argument("--workers", type=int, default=8, help="processes that make and convert matrices")
+    args = parser.parse_args(argv)
+    if args.tables[0].is_dir():
+        profiled(args.tables[0])
+        return 0
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    rows = [row for table in args.tables for row in json.loads(table.read_text())["rows"] if row["ratio"] < args.below]
+    with tempfile.TemporaryDirectory() as name:
+        folder, log = Path(name), Path(name, "log.csv")
+        with ProcessPoolExecutor(args.workers, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
+            make = functools.partial(made, folder, 1 / 2000 if args.small else 1.0)
+            rows.sort(key=lambda row: -row["nnz"])  # the longest to make first
+            formats = list(pool.map(make, range(len(rows)), rows))
+        report.log(f"{len(rows)} matrices made")
+        command = [*NCU, "--metrics", ",".join([TIME, *METRICS.values()]), "--log-file", str(log), sys.executable]
+        own = [*command, "-m", "benchmarks.counters", name]
+        subprocess.run(own, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
+        counters = counted(log.read_text().splitlines())
+    of_row = zip(rows, formats, counters, strict=True)
+    found = [
+        {"matrix": row["matrix"], "dtype": row["dtype"], "format": of, "× cuSPARSE": row["ratio"]} | figures
+        for row, of, figures in of_row
+    ]
+    columns = [(key, f"{key}:.2f" if key not in SHOWN[:3] else key) for key in SHOWN]
+    header = report.provenance() | {"tables": ", ".join(table.stem for table in args.tables)}
+    text = "\n".join([report.line(header), "", *report.markdown(found, columns)])
+    report.write(args.json, header, found, text)
+    print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
