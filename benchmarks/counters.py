@@ -29,19 +29,13 @@ from benchmarks import report, spmv, suite
 from benchmarks.report import Row
 from jaxsparse_fmt.choose import ranking
 
-PEAK = "avg.pct_of_peak_sustained"
-METRICS = {
-    "DRAM": f"dram__throughput.{PEAK}_elapsed",
-    "L2": f"lts__t_sectors.{PEAK}_elapsed",
-    "L1": f"l1tex__throughput.{PEAK}_elapsed",
-    "SM": f"sm__throughput.{PEAK}_elapsed",
-    "occupancy": f"sm__warps_active.{PEAK}_active",
-}
-TIME = "gpu__time_duration.sum"
+PEAK, TIME = "avg.pct_of_peak_sustained", "gpu__time_duration.sum"
+METRICS = {name: f"{unit}.{PEAK}_elapsed" for name, unit in (("DRAM", "dram__throughput"), ("L2", "lts__t_sectors"))}
+METRICS |= {"L1": f"l1tex__throughput.{PEAK}_elapsed", "SM": f"sm__throughput.{PEAK}_elapsed"}
+METRICS |= {"occupancy": f"sm__warps_active.{PEAK}_active"}
 NCU = ["ncu", "--csv", "--target-processes", "all", "--profile-from-start", "off"]
-NCU += ["--cache-control", "none", "--clock-control", "none"]
+NCU += ["--cache-control", "none", "--clock-control", "none", "--metrics", ",".join([TIME, *METRICS.values()])]
 MARKER = "cupy_"  # the name of each kernel of CuPy's begins so
-SHOWN = ("matrix", "dtype", "format", *METRICS, "× cuSPARSE")
 
 
 def made(folder: Path, scale: float, number: int, row: Row) -> str:
@@ -52,8 +46,7 @@ def made(folder: Path, scale: float, number: int, row: Row) -> str:
     choice = ranking.rank(S, row["dtype"], platform="gpu")[0]
     with spmv.on_host():
         A = jsf.from_scipy(S, choice.format, dtype=row["dtype"], max_bytes=2**36, **choice.layout)
-    A = jax.tree.map(np.asarray, A)
-    (folder / f"{number:03}").write_bytes(pickle.dumps(A))
+    (folder / f"{number:03}").write_bytes(pickle.dumps(jax.tree.map(np.asarray, A)))
     return spmv.label(choice)
 
 
@@ -102,23 +95,22 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     rows = [row for table in args.tables for row in json.loads(table.read_text())["rows"] if row["ratio"] < args.below]
+    rows.sort(key=lambda row: -row["nnz"])  # the longest to make first
     with tempfile.TemporaryDirectory() as name:
-        folder, log = Path(name), Path(name, "log.csv")
+        log = Path(name, "log.csv")
         with ProcessPoolExecutor(args.workers, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
-            make = functools.partial(made, folder, 1 / 2000 if args.small else 1.0)
-            rows.sort(key=lambda row: -row["nnz"])  # the longest to make first
+            make = functools.partial(made, Path(name), 1 / 2000 if args.small else 1.0)
             formats = list(pool.map(make, range(len(rows)), rows))
         report.log(f"{len(rows)} matrices made")
-        command = [*NCU, "--metrics", ",".join([TIME, *METRICS.values()]), "--log-file", str(log), sys.executable]
-        own = [*command, "-m", "benchmarks.counters", name]
-        subprocess.run(own, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
+        command = [*NCU, "--log-file", str(log), sys.executable, "-m", "benchmarks.counters", name]
+        subprocess.run(command, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
         counters = counted(log.read_text().splitlines())
     of_row = zip(rows, formats, counters, strict=True)
     found = [
-        {"matrix": row["matrix"], "dtype": row["dtype"], "format": of, "× cuSPARSE": row["ratio"]} | figures
-        for row, of, figures in of_row
+        {"matrix": r["matrix"], "dtype": r["dtype"], "format": of} | c | {"ratio": r["ratio"]} for r, of, c in of_row
     ]
-    columns = [(key, f"{key}:.2f" if key not in SHOWN[:3] else key) for key in SHOWN]
+    columns = [(key, key) for key in ("matrix", "dtype", "format")]
+    columns += [(key, f"{key}:.2f") for key in METRICS] + [("× cuSPARSE", "ratio:.2f")]
     header = report.provenance() | {"tables": ", ".join(table.stem for table in args.tables)}
     text = "\n".join([report.line(header), "", *report.markdown(found, columns)])
     report.write(args.json, header, found, text)

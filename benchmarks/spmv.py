@@ -363,16 +363,11 @@ COLUMNS += [("share of copy", "share:.2f"), ("error", "error:.0e")]
 
 @dataclasses.dataclass(frozen=True)
 class Turn:
-    """The device and some cores, which one process has at a time, until the end of the run.
-
-    Attributes:
-      end: seconds since 1970.
-      others: the number of other processes.
-    """
+    """The device, and four cores for it, which one of `workers` processes has at a time before `end`, s since 1970."""
 
     end: float
     lock: Any
-    others: int = 0
+    workers: int
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[None]:
@@ -388,9 +383,8 @@ class Turn:
             raise TimeoutError
 
     def on_cores(self, which: slice) -> None:
-        """Moves all threads of this process to these cores, so that none disturbs those of the process that times."""
         cores = range(os.cpu_count() or 1)
-        for thread in os.listdir("/proc/self/task") if self.others and len(cores) > 8 else ():
+        for thread in os.listdir("/proc/self/task") if self.workers > 1 and len(cores) > 8 else ():
             with contextlib.suppress(ProcessLookupError):
                 os.sched_setaffinity(int(thread), cores[which])
 
@@ -422,16 +416,14 @@ def measured(what: str, cases: str, scale: float, runs: list[Run], at: int) -> l
         jax.clear_caches()
 
 
-def in_processes(
-    f: Callable[[int], list[Row]], numbers: list[int], workers: int, limit: float
-) -> Iterator[tuple[int, list[Row]]]:
+def in_processes(f: Callable[[int], list[Row]], numbers: list[int], limit: float, workers: int) -> Iterator[Any]:
     """Each number with its f when that is done; several workers are a process for each, which leaves no memory."""
+    spawn = multiprocessing.get_context("spawn")
+    turn = Turn(time.time() + limit, threading.Lock() if workers == 1 else spawn.Lock(), workers)
     if workers == 1:
-        begin(Turn(time.time() + limit, threading.Lock()))
+        begin(turn)
         yield from ((number, f(number)) for number in numbers)
         return
-    spawn = multiprocessing.get_context("spawn")
-    turn = Turn(time.time() + limit, spawn.Lock(), workers - 1)
     with ProcessPoolExecutor(workers, spawn, begin, (turn,), max_tasks_per_child=1) as pool:
         futures = {pool.submit(f, number): number for number in numbers}
         yield from ((futures[done], done.result()) for done in as_completed(futures))
@@ -477,7 +469,7 @@ def main(argv: list[str] | None = None) -> int:
 
     start, found = time.perf_counter(), {}
     of_case = functools.partial(measured, args.what, args.suite, scale, runs)
-    for at, of_matrix in in_processes(of_case, numbers, args.workers, args.limit):
+    for at, of_matrix in in_processes(of_case, numbers, args.limit, args.workers):
         found[at] = of_matrix
         rows = [row for at in sorted(found) for row in found[at]]
         left = [cases[at].name for at in numbers if not found.get(at)]
