@@ -31,6 +31,8 @@ NEAR = 0.97  # of the speed of the fastest that was timed, from which a choice i
 def regret(row: Row) -> float | None:
     """The speed of the layout that costs least over that of the fastest; None where fewer than two were timed."""
     timed = [of for of in row["ours"] if "storage" in of and not math.isnan(of["us"])]
+    rate = lambda storage: storage.get("rate") or storage["format"]  # noqa: E731
+    timed = [of for of in timed if rate(of["storage"]) in ranking.EFFICIENCY["triton"]]  # which "auto" still may take
     if len(timed) < 2:
         return None
     csr: Any = SimpleNamespace(shape=(row["rows"], row["cols"]), nnz=row["nnz"])

@@ -40,13 +40,11 @@ EFFICIENCY: dict[str, dict[str, Efficiencies]] = {
         "csr5": ((0.97, 0.97), (0.86, 0.95)),  # fitted to the standard suite, as what follows
         "ell": ((0.99, 1.08), (0.99, 1.01)),  # short, of 8 bytes: fitted to both suites
         "hll": ((0.95, 0.98), (0.91, 0.95)),
-        "hll 32": ((0.72, 0.88), (0.88, 0.96)),  # slices of 32
         "dia": ((0.95, 1.01), (0.84, 0.96)),
         "dia mirrored": ((0.85, 0.89), (0.63, 0.73)),  # of the standard suite on 2026-11-23
         "hdia": ((0.87, 0.97), (0.72, 0.95)),
         "bsr": ((0.73, 0.97), (0.88, 0.98)),
         "sell": ((0.86, 1.02), (0.90, 0.95)),  # short, of 8 bytes: fitted to both suites
-        "sell 32": ((0.62, 0.62), (0.68, 0.72)),  # of the standard suite
     },
     "mosaic": {  # but for what is marked, from before its loads were predicated: too low by 0 to 15%
         "csr": ((0.54, 0.72), (0.60, 0.82)),
@@ -55,13 +53,11 @@ EFFICIENCY: dict[str, dict[str, Efficiencies]] = {
         "csr5": ((0.92, 0.93), (0.80, 0.91)),  # Triton's, by what the suite takes in either
         "ell": ((0.99, 0.99), (0.56, 0.74)),
         "hll": ((0.91, 0.97), (0.93, 0.98)),
-        "hll 32": ((0.91, 1.02), (0.94, 0.99)),
         "dia": ((0.98, 1.00), (0.62, 0.97)),
         "dia mirrored": ((0.77, 0.90), (0.55, 0.60)),  # one run
         "hdia": ((0.77, 0.93), (0.63, 0.95)),  # short: Triton's, by what KKT takes in either
         "bsr": ((0.75, 0.98), (0.85, 0.97)),  # long: as csr5
         "sell": ((0.69, 0.90), (0.86, 0.97)),  # long: Triton's, by hand, on a matrix like ML_Laplace
-        "sell 32": ((0.69, 0.95), (0.74, 0.88)),  # not measured either
     },
 }
 NARROW = {"triton": 0.82, "mosaic": 0.76}  # times that, for values of 2 bytes: "sell", the same table

@@ -16,7 +16,7 @@ from jaxsparse_fmt._types import Csr
 from jaxsparse_fmt.formats import building, statistics
 from jaxsparse_fmt.formats.statistics import Counted
 
-SLICES = {"gpu": (128, 32), "cpu": (1024,)}  # rows; the GPU's kernels work on 128, a CPU is faster with long columns
+SLICES = {"gpu": 128, "cpu": 1024}  # rows; the GPU's kernels work on 128, a CPU is faster with long columns
 MOST_PADDING = 3.0  # places an entry; no diagonal or block is worth more
 WINDOW = 128  # rows that a sample takes together, for slices of all sizes that divide it
 L1_ROWS = 512  # neighbouring rows whose x the L1 cache of a multiprocessor holds, which works on several blocks
@@ -139,10 +139,10 @@ class PatternCounts:
         return statistics.missed_beside(self.sample(block), block, self.a_sector, hot)
 
     @functools.cached_property
-    def slices(self) -> list[tuple[int, np.ndarray]]:
-        """Slice sizes that may be fast, each with the longest row of every slice."""
-        sizes = [min(C, max(self.csr.shape[0], 1)) for C in SLICES[self.platform]]
-        return [(C, self.widths(C)) for C in sizes]
+    def slices(self) -> tuple[int, np.ndarray]:
+        """The slice size that may be fast, and the longest row of every slice."""
+        size = min(SLICES[self.platform], max(self.csr.shape[0], 1))
+        return size, self.widths(size)
 
     @functools.cached_property
     def diagonals(self) -> Counted | None:
