@@ -70,7 +70,7 @@ def profiled(folder: Path) -> None:
 def counted(lines: list[str]) -> list[Row]:
     """The counters of each matrix, from the lines that `ncu` writes."""
     kernels: dict[str, Row] = {}
-    for line in csv.DictReader(lines[next(i for i, line in enumerate(lines) if line.startswith('"ID"')) :]):
+    for line in csv.DictReader(line for line in lines if line.startswith('"')):
         kernel = kernels.setdefault(line["ID"], {"kernel": line["Kernel Name"]})
         kernel[line["Metric Name"]] = float(line["Metric Value"].replace(",", ""))
     found, of_product = [], []

@@ -1,7 +1,7 @@
 """Products over a suite of matrices: the formats that rank first, against every format of cuSPARSE in one run.
 
     python -m benchmarks.spmv --json out.json                    "auto" over the suite; on a GPU some ten minutes
-    python -m benchmarks.spmv --workers 12 --json out.json       the same on a host of 16 cores in two minutes
+    python -m benchmarks.spmv --workers 12 --json out.json       the same on a host of 16 cores in three minutes
     python -m benchmarks.spmv --suite held-out --cases 0 3       other matrices, some of them
     python -m benchmarks.spmv --cases 0 1 --formats coo ell      these formats too, whatever their rank
     python -m benchmarks.spmv --backends triton mosaic           both dialects
@@ -61,6 +61,7 @@ ROUNDS = {"gpu": {"rounds": 3, "seconds": 0.008}, "cpu": {"rounds": 3, "seconds"
 QUICK = {"rounds": 1, "seconds": 0.001}
 PASSES = 3  # times that the fastest opponent and all of ours are timed in turn, so that a slow minute slows both
 BCSR = "JAX BCSR"
+CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
 product = jax.jit(lambda A, x: A @ x)
 
@@ -383,10 +384,9 @@ class Turn:
             raise TimeoutError
 
     def on_cores(self, which: slice) -> None:
-        cores = range(os.cpu_count() or 1)
-        for thread in os.listdir("/proc/self/task") if self.workers > 1 and len(cores) > 8 else ():
+        for thread in os.listdir("/proc/self/task") if self.workers > 1 and len(CORES) > 8 else ():
             with contextlib.suppress(ProcessLookupError):
-                os.sched_setaffinity(int(thread), cores[which])
+                os.sched_setaffinity(int(thread), CORES[which])
 
 
 WHAT: dict[str, Callable[[Run, suite.Case, Any, Turn], Iterable[Row]]] = {

@@ -172,13 +172,6 @@ def formats_on_a_cpu() -> Iterator[str]:
     return table(heads, ((name, *(cell(method, *of) for of in columns)) for name, method in names.items()))
 
 
-def counters() -> Iterator[str]:
-    """Shares of what the units of a GPU sustain, in products that are not far ahead of cuSPARSE's."""
-    rows = [row | {"name": row["format"].partition(" ")[0]} for row in rows_of("counters_h100")]
-    keys = dict.fromkeys(("DRAM", "L2", "L1", "SM", "occupancy"), ".2f")
-    return of_keys(rows, "{matrix} in `{name}`, {dtype}", "memory | L2 | L1 | SM | warps", **keys)
-
-
 def columns() -> Iterator[str]:
     """The time of k columns in times of one, and their throughput as a multiple of one column's."""
     formats = {row["matrix"]: row["format"].partition(" ")[0] for row in rows_of("columns_h200")}
@@ -300,9 +293,9 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
         "spmv --cases 0 1 --backends triton mosaic --formats …",
         "spmv_h200",
     ),
-    "suite": sourced(lambda: by_class(rows_of("suite_h100")), "spmv --workers 13", "suite_h100"),
+    "suite": sourced(lambda: by_class(rows_of("suite_h100")), "spmv --workers 13 --limit 122", "suite_h100"),
     "counts": lambda: counts(rows_of("suite_h100")),
-    "held out": sourced(held_out, "spmv --suite held-out --workers 13", "suite_held_out_h100"),
+    "held out": sourced(held_out, "spmv --suite held-out --workers 13 --limit 122", "suite_held_out_h100"),
     "counts of held out": lambda: counts(rows_of("suite_held_out_h100")),
     "dialects": sourced(lambda: by_class(rows_of("dialects_h200")), "spmv --backends triton mosaic", "dialects_h200"),
     "columns": sourced(columns, "spmv --what columns", "columns_h200"),

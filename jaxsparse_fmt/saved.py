@@ -87,7 +87,7 @@ def _storage(path: Path, header: dict[str, Any]) -> list[dict[str, Any]]:
         name, layout = (one.get("format"), one.get("layout")) if isinstance(one, dict) else (None, None)
         if not isinstance(name, str) or name not in FORMATS:
             raise ValueError(f"{path}: format {name!r} is unknown here; update jaxsparse, or save in another format")
-        if not isinstance(layout, dict) or set(layout) != set(FORMATS[name].layout_options):
+        if not isinstance(layout, dict) or not set(layout) <= set(FORMATS[name].layout_options):
             raise broken(path, f"format {name!r} has the options {FORMATS[name].layout_options}, not {layout!r}")
         one["layout"] = {k: tuple(v) if isinstance(v, list) else v for k, v in layout.items()}
     return storage

@@ -129,6 +129,12 @@ def test_a_wrong_file_is_refused_in_words(changes, words, path):
     assert str(path) in str(refusal.value)
 
 
+def test_an_option_that_is_newer_than_the_file_has_its_default(path):
+    jsf.save(path, jsf.from_scipy(S, "hll", slice_size=4))
+    rewritten(path, storage=[{"format": "hll", "layout": {"slice_size": 4}}])
+    assert jsf.load(path).layout == {"slice_size": 4, "sigma": 1}
+
+
 def test_a_file_that_would_take_more_memory_than_it_has_is_refused_before(path):
     jsf.save(path, jsf.from_scipy(S, "csr"))
     with zipfile.ZipFile(path) as file:

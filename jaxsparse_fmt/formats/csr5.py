@@ -75,9 +75,9 @@ SMALL_X = 2**20  # bytes of x, below which neither hot columns nor kept sums pay
 # Misses of an entry's x from which the L1 cache can spare the memory of kept sums. By hand on an H200: 0.9 to 1.0 of
 # the time of sums written one by one from 0.40 on, but 2.3 times as much at 0.05, where all of x could be there.
 KEPT_MISSES = 0.35
-# Tiles by column, by hand on an H100: 1.1 to 1.7 times as fast where 128 rows miss for so many entries, 0.8 at 0.72.
-# No faster with columns anywhere, where a tile leaves more than `SHARED` of the misses, and slower in power-law graphs,
-# where hot columns leave less.
+# Tiles by column, by hand on an H100: 1.1 to 1.7 times as fast where 128 neighbouring rows miss for at least this share
+# of their entries, 0.8 at 0.72. No faster with columns anywhere, where a tile leaves more than `SHARED` of the misses,
+# and slower in power-law graphs, where hot columns leave less.
 UNHELD, SHARED = 0.8, 0.9
 REACHES = ((1, NARROW_PADDING), (WINDOWS, SPAN))  # windows and their columns that differences of 16 bits reach
 JOINING = 2**20  # threads in all that sum the pieces, if each row then gets several
@@ -210,7 +210,8 @@ class CSR5(ByEntries):
         Args:
           tile_shape: (lanes, entries): 128, 256, 512 or 1024 lanes with 8, 16, 32, 64 or 128 entries each. None: 512
             lanes with 32 entries, or with 16 or 8 where rows are short and sums are kept; 256 with 16 where rows are
-            short, and 256 with 16 or 8 where a large GPU would have too few tiles.
+            short, and 256 with 16 or 8 where a large GPU would have too few tiles; twice as many lanes, or entries, in
+            a small tile where only then no row is cut.
           hot: the number of most used columns to store first; at most all. A product then also copies x, which pays
             where these columns hold most entries and fit the L1 cache: 2¹⁶ numbers in float32.
           keep_sums: on a GPU with Mosaic, the block of a tile keeps the sums of a product with one vector in shared
@@ -263,7 +264,7 @@ class CSR5(ByEntries):
                 continue
             of_tile, rows = (max(round(k / max(n_tiles, 1)), 1) for k in (n_segments, n_rows))
             widest = pattern.widths(of_tile) if uncut else building.longest_by_slice(segments.lengths, of_tile)
-            # With hot columns first, hardly any tile's columns are near enough for 16 bits.
+            # With hot columns first, 32 bits are counted: in few matrices windows hold all columns then.
             held = [n for n, span in REACHES if not hot and statistics.are_within(pattern.sample(rows), rows, n, span)]
             index = (2 if held else 4) * places + 4 * n_tiles * (lanes + 1 + min(held, default=0))
             index += (8 * n_cut + 4 if n_cut else 0) + (4 * n_cols if hot else 0)
@@ -292,7 +293,7 @@ class CSR5(ByEntries):
                 more = 2 * places - 4 * n_tiles * held[0] if held else 0
                 more += 4 * n_tiles * (depth + lanes * -(-depth // 32))
                 layout, words = storage.layout | {"by_column": True}, ("entries of a tile by column", storage.words[1])
-                nbytes, misses = storage.nbytes + more, misses / near
+                nbytes, misses = storage.nbytes + more, misses / near  # by hand: so the times fit
                 yield dataclasses.replace(storage, layout=layout, nbytes=nbytes, misses=misses, words=words)
 
 

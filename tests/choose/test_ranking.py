@@ -15,7 +15,7 @@ import jaxsparse_fmt as jsf
 from benchmarks import suite
 from jaxsparse_fmt._types import Target
 from jaxsparse_fmt.choose import ranking
-from jaxsparse_fmt.formats import csr5_tiles, footprint, statistics
+from jaxsparse_fmt.formats import footprint, statistics
 from jaxsparse_fmt.kernels.backends import selection
 from tests.formats.test_memory import arrow
 from tests.marks import few
@@ -164,9 +164,8 @@ def test_hot_columns_come_first_where_they_have_most_entries_and_only_there(name
     assert of("csr5", ranked(name)).layout["hot"] == hot
 
 
-def test_tiles_lie_by_column_where_their_rows_share_more_of_x_than_the_l1_cache_holds(monkeypatch):
+def test_tiles_lie_by_column_where_their_rows_share_more_of_x_than_the_l1_cache_holds():
     """Not in a narrow band, nor where rows share hardly any; nor where lanes share no memory."""
-    monkeypatch.setattr(csr5_tiles, "MANY_TILES", 300)
     wide = jsf.gallery.irregular(400_000, 14, 50_000)
     first = ranking.rank(wide, platform="gpu")[0]
     assert first.layout["by_column"] and first.nbytes == jsf.from_scipy(wide, "csr5", **first.layout).nbytes_read

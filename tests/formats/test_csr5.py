@@ -244,3 +244,14 @@ def test_how_far_columns_lie_apart_is_asked_of_those_in_the_new_order(columns, n
     assert tuple(A.windows is None for A in both) == narrow
     for A in both:
         np.testing.assert_array_equal(A.to_scipy().indices, S.indices)
+
+
+@pytest.mark.parametrize(("longest", "tile", "cut"), [(100, (256, 8), 0), (200, (512, 8), 0), (300, (256, 8), 1)])
+def test_a_small_tile_grows_where_only_then_no_row_is_cut(longest, tile, cut):
+    lengths = np.full(3000, 3)
+    lengths[7] = longest
+    indptr = np.append(0, np.cumsum(lengths))
+    indices = np.concatenate([np.arange(n) for n in lengths])
+    A = jsf.from_scipy(sp.csr_array((np.ones(indices.size), indices, indptr), shape=(3000, 3000)), "csr5")
+    assert A.tile_shape == tile
+    assert (0 if A.long_rows is None else A.long_rows.size) == cut
