@@ -187,7 +187,8 @@ class ShardedMatrix(ShardedAlgebra):
         return y, dot
 
     def _matvec_sums(self, x: Array, what: vector_passes.Pass, *beside: Array) -> tuple[Array, Any]:
-        if self.domain.over.is_manual and x.ndim == 1 and x.dtype.kind == "f" and x.dtype == self.dtype:
+        alike = x.ndim == 1 and x.dtype.kind == "f" and all(v.dtype == self.dtype for v in (x, *beside))
+        if self.domain.over.is_manual and alike:
             return self.domain.over.each(lambda own, x: own.product_sums(x, what, *beside), self.shards, x)
         y = self.matvec(x)
         return y, vector_passes.plain_sweep(what, (), (y, *beside))[2]

@@ -69,7 +69,7 @@ def main(devices: int, what: str) -> dict[str, Any]:
     S = jsf.gallery.poisson((side, side))
     halo.ROUND = -(2**60)  # permutes, though the pieces are small
     A = jsf.shard(S, mesh, format="ell", by="rows" if what == "strips" else jsf.boxes((side, side), devices))
-    b = A.basis.placed(np.ones(S.shape[0]))
+    b, d = A.basis.placed(np.ones(S.shape[0])), A.basis.placed(np.full(S.shape[0], 0.25))
 
     def loss(A, data, b):
         return jnp.sum(cg(A.with_data(data), b).x ** 2)
@@ -77,7 +77,8 @@ def main(devices: int, what: str) -> dict[str, Any]:
     programs = {
         "product": (lambda A, b: A @ b, A, b),
         "cg": (lambda A, b: cg(A, b).x, A, b),
-        "one reduction": (lambda A, b: cg(A, b, one_reduction=True).x, A, b),
+        "with M": (lambda A, b, d: cg(A, b, M=d).x, A, b, d),
+        "one reduction": (lambda A, b, d: cg(A, b, M=d, one_reduction=True).x, A, b, d),
         "gradient": (jax.grad(loss, argnums=(1, 2)), A, A.data, b),
     }
     texts = {name: str(jax.jit(f).lower(*given).compile().as_text()) for name, (f, *given) in programs.items()}

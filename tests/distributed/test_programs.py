@@ -41,12 +41,12 @@ def test_no_device_makes_or_moves_more_than_its_share(compiled):
 @pytest.mark.deep
 def test_a_step_exchanges_once_and_adds_up_twice_or_once(compiled):
     _, rounds, programs = compiled
-    for name, sums in {"cg": 2, "one reduction": 1}.items():
+    for name, sums in {"cg": 1, "with M": 2, "one reduction": 1}.items():
         step = programs[name]["loops"][0]  # the innermost; the others restart, and examine a failure
         assert step["all-reduce"] == sums and step["collective-permute"] == rounds
     steps = programs["gradient"]["loops"]
     assert all(step["all-reduce"] <= 2 for step in steps)
     *others, examines = sorted(steps, key=lambda step: -step["collective-permute"])
-    assert all(step["collective-permute"] == rounds for step in others)
+    assert all(step["collective-permute"] in (rounds, 2 * rounds) for step in others)  # a start takes a product, too
     assert examines["collective-permute"] in (0, rounds)  # the look at a failure may take no product
     assert rounds <= 4  # as many as a box has neighbours

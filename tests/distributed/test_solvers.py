@@ -37,7 +37,7 @@ def test_every_method_solves(case):
 STEPS = {
     "cg": (cg, 1, 1),
     "cg with an M": (lambda A, b, **o: cg(A, b, M=jnp.full(N, 0.5), **o), 1, 2),
-    "cg in one reduction": (functools.partial(cg, one_reduction=True), 1, 1),
+    "cg in one reduction": (lambda A, b, **o: cg(A, b, M=jnp.full(N, 0.5), one_reduction=True, **o), 1, 1),
     "gmres": (functools.partial(solvers.gmres, restart=3), 1, 3),
     "bicgstab": (solvers.bicgstab, 2, 3),
     "minres": (solvers.minres, 1, 3),
