@@ -3,12 +3,13 @@
 `step` (Hestenes and Stiefel 1952; Saad, Iterative Methods, Algorithm 9.1) computes rᵀ·M·r after it has updated r, so it
 passes over vectors, and adds up over devices, twice. `step_predicting` (Chen and Carson 2020, PR-CG) predicts rᵀ·M·r of
 the next r = r − α·s by rᵀ·r, rᵀ·s and sᵀ·s, and so updates all vectors in one pass. The sum itself replaces the
-prediction one step later, so that errors do not add up. A is symmetric, so rᵀ·s follows from sums at hand: `_beside`.
+prediction one step later, so that errors do not add up. A is symmetric, so rᵀ·s follows from sums at hand: `_z_dot_s`.
 
 Traffic of a step without preconditioner, in vectors of n. In both forms the product reads p and writes s = A·p, and
-where rows are short computes its sums in the same pass (elsewhere they take 2n more). In `step` the update of r reads 2
-and writes 1, and that of x and p reads 3 and writes 2: together 10n. In `step_predicting` one pass reads x, r, p and s
-and writes x, r and p: together 9n.
+computes its sums in the same pass in formats such as `dia`, `csr` and `bsr` where rows are short; elsewhere they take a
+pass and 2n more. In `step` the update of r reads 2 and writes 1, and that of x and p reads 3 and writes 2: together
+10n. In `step_predicting` one pass reads x, r, p and s and writes x, r and p: together 9n, after a product and a pass
+more at each start.
 """
 
 import functools
@@ -37,14 +38,18 @@ class Work(NamedTuple):
 
 
 class Predicting(NamedTuple):
-    """The direction p in units of the last step α, so that A·d is about as long as r, and its square in the dtype."""
+    """Vectors of `step_predicting`, with the direction p in units of the last step α.
+
+    So A·d is about as long as r, and its square lies in the dtype. In float32 that bounds A: from about 1e27 on dᵀ·A·d
+    vanishes, and the solve ends as DIVERGED or BREAKDOWN.
+    """
 
     x: Array
     r: Array
     z: Array | None  # [n] M·r by recursion; None without M
     d: Array  # [n] u·p, which is u·z + b·d of the last step
-    u: Array
-    b: Array
+    u: Array  # the last α
+    b: Array  # u·β / the α before
     curvature: Array  # dᵀ·A·d of the last step
     sums: tuple[Number, ...]  # rᵀ·r, and zᵀ·A·d of the last d; with M also rᵀ·z
 
@@ -99,9 +104,11 @@ def cg(
         residual_norm have derivatives with respect to A, b, x0 and M, and reverse mode stores the vectors of maxiter
         steps.
       one_reduction: use the form with one reduction a step instead of two (Chen and Carson 2020), for many devices,
-        where a reduction waits for all of them. With an M it reads and writes 3 vectors more. Without M it reads and
-        writes one less, and a matrix on a GPU or on several devices is solved so in any case. The last digits, and in
-        ill-conditioned systems the number of steps, differ.
+        where a reduction waits for all of them. Without an M it reads and writes one vector less, and is the default
+        for a matrix with a real b [n] on a GPU, and inside the loop over several devices. With an M it reads and writes
+        three vectors more. It predicts the residual norms that `history` and `progress` show: one that falls by more
+        than half the digits in a step may show as 0. The last digits, and in ill-conditioned systems the number of
+        steps, differ.
 
     Returns:
       A `Solution`. Its status reports how the solve ended; x is always finite, and the best one where a solve failed.
@@ -128,11 +135,11 @@ def start(space: Space, A: Map, M: Map, r: Array, last: Array | None) -> Work:
 def start_predicting(
     space: Space, A: Map, M: Map, r: Array, last: Array | None, always: bool = False
 ) -> Work | Predicting:
-    """As `start`; for `step_predicting` where that costs no more."""
+    """As `start`; or, where that costs no more, the vectors of `step_predicting`, for a product and a pass more."""
     work, z = start(space, A, M, r, last), M(r)
     if not (always or (z is r and isinstance(A, Product) and space.sums_at_once(r))):
         return work
-    # As if p were z and p − z of a step before.
+    # p is z + d with d = p − z in place of the direction of the step before, and u = b = 1.
     x, r, p, gamma = work
     one, (rr, rest, rz) = jnp.ones_like(gamma), space.sweep(FIRST, (), (r, z, A(p), p - z))[2]
     if z is r:
@@ -141,7 +148,7 @@ def start_predicting(
 
 
 def step(space: Space, A: Map, M: Map, work: Any, now: Now) -> tuple[Any, Now]:
-    """One step in three kernels: the passes also compute the loop's numbers, for which XLA would launch others."""
+    """One step in four kernels and M: the passes also compute the loop's numbers, for which XLA would launch others."""
     if isinstance(work, Predicting):
         return step_predicting(space, A, M, work, now)
     x, r, p, gamma = work
@@ -176,7 +183,7 @@ def _turn_each(scalars, x, p, z):
 
 
 def step_predicting(space: Space, A: Map, M: Map, work: Predicting, now: Now) -> tuple[Predicting, Now]:
-    """One step in two kernels, and M."""
+    """One step in two kernels, with M in three and M."""
     x, r, z, d, u, b, curvature, last = work
     numbers = u, b, curvature, *last, *now
     if z is None:
@@ -193,15 +200,15 @@ def step_predicting(space: Space, A: Map, M: Map, work: Predicting, now: Now) ->
 
 
 def _advance(curvature, ss, u, b, before, rr, rest, *now):
-    squares = rr, _beside(u, b, before, curvature, rest), ss
+    squares = rr, _z_dot_s(u, b, before, curvature, rest), ss
     return _advanced(u, curvature, squares, squares, Now(*now))
 
 
 def _advance_of_M(curvature, ss, rs, st, u, b, before, rr, rest, rz, *now):
-    return _advanced(u, curvature, (rr, rs, ss), (rz, _beside(u, b, before, curvature, rest), st), Now(*now))
+    return _advanced(u, curvature, (rr, rs, ss), (rz, _z_dot_s(u, b, before, curvature, rest), st), Now(*now))
 
 
-def _beside(u, b, before, curvature, rest):
+def _z_dot_s(u, b, before, curvature, rest):
     """zᵀ·A·d, as z is (d − b·d₀) / u and d₀ᵀ·A·d = (A·d₀)ᵀ·(u·z + b·d₀), with the direction d₀ of the last step."""
     return (curvature - b * (u * rest + b * before)) / u
 

@@ -200,7 +200,9 @@ def _canonical(row: Array, col: Array, entry: Array, nnz: int) -> Array:
 
 
 def checked(data: Any, nnz: int) -> Array:
-    """New entries, as floats. ValueError: another shape than [nnz]."""
+    """New entries, as floats. ValueError: another shape than [nnz]. TypeError: a matrix."""
+    if hasattr(data, "data_of"):
+        raise TypeError("with_data takes entries [nnz]; those of a matrix B of the same pattern are B.data")
     data = as_floating(data, "data")
     if data.shape != (nnz,):
         raise ValueError(f"data must have shape ({nnz},), one number an entry in canonical order; got {data.shape}")

@@ -102,8 +102,8 @@ def fetched(wanted: dict[int, np.ndarray], B: Any, starts: np.ndarray, mesh: Mes
 
 
 def meeting(A: Pieces, B: Any, starts: np.ndarray, mesh: Mesh) -> dict[int, tuple[Csr, Any]]:
-    """For each shard its rows of A without the empty columns, and the rows of B, matrices or arrays, that belong to the
-    others: the factors of its rows of A·B.
+    """For each shard its rows of A without the empty columns, and the rows of B, matrices or arrays, that the other
+    columns name: the factors of its rows of A·B.
 
     Args:
       starts: [parts + 1] of A's columns and B's rows.

@@ -68,7 +68,7 @@ class DIA(ByRule):
 
     def to_scipy(self) -> Csr:
         n_rows, n_cols = self.shape
-        by_rows = self.offsets.shape[0] * n_cols > 4 * self.n_stored  # what SciPy stores would be mostly empty
+        by_rows = 4 * self.n_stored < self.offsets.shape[0] * n_cols  # what SciPy stores would be mostly empty
         if by_rows or self.dtype.itemsize == 2 or self.n_stored == 0:
             return super().to_scipy()
         values, offsets, start = map(np.asarray, (self.values, self.offsets, self.start))

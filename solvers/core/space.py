@@ -148,7 +148,7 @@ class Space:
         return q, self.sweep(what, (), (q, *beside))[2]
 
     def sums_at_once(self, v: Array) -> bool:
-        """Whether several sums cost as one: those of a kernel, and of devices, which wait for one another."""
+        """Whether several sums cost as one: in a kernel, or in one collective."""
         return self.in_pieces or (self.over is None and vector_passes.by_kernel(v))
 
 

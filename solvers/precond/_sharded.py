@@ -52,7 +52,7 @@ class Aggregates(NamedTuple):
     strong: np.ndarray  # the strong couplings of its own block
     T: Any  # in columns of its own
     below: np.ndarray  # the near-null space of the next level
-    theta: float  # behind the strong couplings
+    theta: float  # the threshold of the strong couplings
 
 
 @pytree

