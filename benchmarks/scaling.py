@@ -33,7 +33,6 @@ from jaxsparse_fmt.distributed import row_partition
 from jaxsparse_fmt.distributed.common_format import MODES
 from solvers import Status, cg, precond, refine
 
-FORMS = {"cg": False, "cg, one reduction": True}
 PIECE = 2**20  # rows that a thread makes at once
 
 
@@ -123,7 +122,7 @@ class Bench:
         self.poisson = functools.cache(self._poisson)  # for two sections
 
     def steps(self, problem_of: Callable[[int], Problem], is_weak: bool) -> Iterator[Row]:
-        """A row for each number of devices, mode and form of cg, of the problem problem_of(devices)."""
+        """A row for each number of devices and mode, of the problem problem_of(devices)."""
         alone = None
         for count in self.counts:
             problem = problem_of(count)
@@ -136,22 +135,21 @@ class Bench:
                 setup = time.perf_counter() - start
                 b = jnp.asarray(np.random.default_rng(0).standard_normal(problem.n))
                 held = A.record.imbalance if count > 1 else None
-                for label, form in FORMS.items() if count > 1 else [("cg", False)]:
-                    start = time.perf_counter()
-                    jax.block_until_ready(taken(A, b, 1, form))
-                    first = time.perf_counter() - start
-                    took, _ = seconds_per_step(A, b, 250, form)
-                    alone = alone or took
-                    work = 1 if is_weak else count
-                    yield {
-                        "problem": problem.name, "devices": count, "mode": mode, "format": _format(A),
-                        "method": label,
-                        "rows a device": int(held.rows.max()) if held else problem.n,
-                        "nnz a device": int(held.nnz.max()) if held else A.nnz,
-                        "GB a device": A.nbytes / count / 1e9, "exchange": A.shards.halo.kind if count > 1 else "-",
-                        "µs a step": took * 1e6, "efficiency": alone / (work * took) if self.counts[0] == 1 else None,
-                        "set-up s": setup, "first call s": first,
-                    }  # fmt: skip
+                start = time.perf_counter()
+                jax.block_until_ready(taken(A, b, 1))
+                first = time.perf_counter() - start
+                took, _ = seconds_per_step(A, b, 250)
+                alone = alone or took
+                work = 1 if is_weak else count
+                yield {
+                    "problem": problem.name, "devices": count, "mode": mode, "format": _format(A),
+                    "method": "cg",
+                    "rows a device": int(held.rows.max()) if held else problem.n,
+                    "nnz a device": int(held.nnz.max()) if held else A.nnz,
+                    "GB a device": A.nbytes / count / 1e9, "exchange": A.shards.halo.kind if count > 1 else "-",
+                    "µs a step": took * 1e6, "efficiency": alone / (work * took) if self.counts[0] == 1 else None,
+                    "set-up s": setup, "first call s": first,
+                }  # fmt: skip
                 del A
 
     def weak(self) -> Iterator[Row]:

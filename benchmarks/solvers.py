@@ -57,29 +57,28 @@ def steps(copy: float, small: bool) -> Iterator[Row]:
         vectors = VECTORS * b.nbytes
         floor = (S.nnz * (b.itemsize + 4) + vectors) / copy
         own = (A.nbytes_read + vectors) / copy
-        for label, merged in (("cg", False), ("cg, one reduction", True)):
-            step, many = seconds_per_step(A, b, 500, merged)
-            yield {"problem": name, "unknowns": S.shape[0], "dtype": dtype, "format": A.name, "method": label} | {
-                "µs a step": step * 1e6, "floor µs": floor * 1e6, "share": floor / step, "own share": own / step,
-                "µs a step of 500": many / 500 * 1e6,
-            }  # fmt: skip
+        step, many = seconds_per_step(A, b, 500)
+        yield {"problem": name, "unknowns": S.shape[0], "dtype": dtype, "format": A.name, "method": "cg"} | {
+            "µs a step": step * 1e6, "floor µs": floor * 1e6, "share": floor / step, "own share": own / step,
+            "µs a step of 500": many / 500 * 1e6,
+        }  # fmt: skip
 
 
-def seconds_per_step(A: Any, b: jax.Array, steps: int, merged: bool) -> tuple[float, float]:
+def seconds_per_step(A: Any, b: jax.Array, steps: int) -> tuple[float, float]:
     """Seconds of a step of cg, from solves of `steps` and of a fifth as many, and of the longer one.
 
     Raises:
       RuntimeError: a solve ends before.
     """
-    (few, _), (many, did) = (seconds(taken, A, b, n, merged) for n in (steps // 5, steps))
+    (few, _), (many, did) = (seconds(taken, A, b, n) for n in (steps // 5, steps))
     if int(did) != steps:
         raise RuntimeError(f"cg ends after {did} steps, not {steps}")
     return (many - few) / (steps - steps // 5), many
 
 
-@functools.partial(jax.jit, static_argnames="merged")
-def taken(A: Any, b: jax.Array, steps: int, merged: bool) -> Any:
-    return cg(A, b, rtol=0.0, maxiter=steps, one_reduction=merged).iterations
+@jax.jit
+def taken(A: Any, b: jax.Array, steps: int) -> Any:
+    return cg(A, b, rtol=0.0, maxiter=steps).iterations
 
 
 def refinement(copy: float, small: bool) -> Iterator[Row]:
