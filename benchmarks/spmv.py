@@ -250,9 +250,8 @@ class Run:
         self, ready: dict[str, Ready | str], ranking: list[jsf.Choice], problem: Problem, dtype: str
     ) -> tuple[list[Row], dict[str, Timer]]:
         """A row with the prediction for every stored format, auto's first, and by label the timers."""
-        predicted = {
-            label(c): c.seconds for c in reversed(ranking)
-        }  # of mirrored and plain "dia" the one that is stored
+        # Of mirrored and plain "dia", which share a label, the better one counts.
+        predicted = {label(c): c.seconds for c in reversed(ranking)}
         xs = [jnp.asarray(x.astype(dtype)) for x in problem.xs]
         rows, timers = [], {}
         for name in sorted(ready, key=lambda name: predicted.get(name, math.inf)):

@@ -127,7 +127,11 @@ def start(space: Space, A: Map, M: Map, r: Array, last: Array | None) -> Work:
     This is a reliable update (Clark et al. 2010, §5): a restart from M·r would lose the conjugacy to earlier directions
     and converge as slowly as from the start.
     """
-    z, last = M(r), jnp.zeros_like(r) if last is None else last
+    return _begun(space, r, M(r), last)
+
+
+def _begun(space: Space, r: Array, z: Array, last: Array | None) -> Work:
+    last = jnp.zeros_like(r) if last is None else last
     gamma, along = space.inner_products((r, z), (r, last)).real
     return Work(jnp.zeros_like(r), r, last + ratio(gamma - along, gamma).astype(r.dtype) * z, gamma)
 
@@ -136,7 +140,8 @@ def start_predicting(
     space: Space, A: Map, M: Map, r: Array, last: Array | None, always: bool = False
 ) -> Work | Predicting:
     """As `start`; or, where that costs no more, the vectors of `step_predicting`, for a product and a pass more."""
-    work, z = start(space, A, M, r, last), M(r)
+    z = M(r)
+    work = _begun(space, r, z, last)
     if not (always or (z is r and isinstance(A, Product) and space.sums_at_once(r))):
         return work
     # p is z + d with d = p − z in place of the direction of the step before, and u = b = 1.

@@ -63,8 +63,8 @@ EFFICIENCY: dict[str, dict[str, Efficiencies]] = {
 NARROW = {"triton": 0.82, "mosaic": 0.76}  # times that, for values of 2 bytes: "sell", the same table
 LONG_ROWS = 24  # entries, halfway between 7 and 81 in powers
 LAUNCH_SECONDS = 2e-6  # s of a kernel that does nothing: cg at 4,096 unknowns, 2026-11-24_solvers_h200.md
-# Fitted to 350 times of the standard suite on an H200: seconds that an entry takes whose x is in no L1 cache, and at
-# most; and the fraction of misses that the tables' matrices have.
+# Seconds that an entry takes whose x is in no L1 cache, by both suites on an H100; at most, and the fraction of misses
+# that the tables' matrices have: fitted to 350 times of the standard suite on an H200.
 MISS, MOST_MISS, USUAL = 6.0e-12, 5.8e-12, 0.1
 L2 = 5.7e12  # bytes/s through the L2, for which csr5 waits too: 0.9 to 1.4 of what the standard suite measured
 # csr5, fitted to both suites on an H100 and an H200: seconds that a hop of a tile takes beside the memory, alike on

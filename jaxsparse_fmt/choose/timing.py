@@ -28,9 +28,8 @@ def seconds_per_product(A: SparseMatrix, x: jax.Array | None = None) -> float:
     """
     with jax.disable_jit(False):  # the product is compiled even where the caller has switched that off
         if x is None:
-            with (
-                jax.ensure_compile_time_eval()
-            ):  # numbers also where a program is traced; no kernel can be traced there
+            # Numbers also where a program is traced; no kernel can be traced in here.
+            with jax.ensure_compile_time_eval():
                 x = jnp.ones(A.shape[1], A.dtype)
         compiled, products = repeated(A, x)
         return median_seconds(lambda: compiled(A, x)) / products

@@ -12,7 +12,7 @@ from jaxsparse_fmt._types import Csr, CsrArrays, index_dtype, pytree
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.kernels.backends.tuning import LAUNCH
 from jaxsparse_fmt.kernels.layout.address import expand_ptr, take
-from jaxsparse_fmt.kernels.layout.tiles import MARK, NARROW_PADDING, SPAN, WIDE_MARK, WINDOWS, in_turn, words
+from jaxsparse_fmt.kernels.layout.tiles import MARK, NARROW_PADDING, SPAN, WIDE_MARK, WINDOWS, in_turn, marked, words
 
 LANES, ENTRIES = (128, 256, 512, 1024), (8, 16, 32, 64, 128)
 CUT = 32  # a row continues in pieces beyond this part of a tile
@@ -273,7 +273,7 @@ def _narrowed(xp: Any, col: Any, last: Any, n_tiles: int, n_cols: int) -> dict[s
 
 @building.on_either()
 def _wide(xp: Any, col: Any, last: Any) -> Any:
-    return xp.where(last, col | np.int32(WIDE_MARK), col).reshape(-1)
+    return marked(xp, col, last).reshape(-1)
 
 
 @building.on_either(1, 2)

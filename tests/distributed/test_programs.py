@@ -47,6 +47,7 @@ def test_a_step_exchanges_once_and_adds_up_twice_or_once(compiled):
     steps = programs["gradient"]["loops"]
     assert all(step["all-reduce"] <= 2 for step in steps)
     *others, examines = sorted(steps, key=lambda step: -step["collective-permute"])
+    assert all(step["collective-permute"] == rounds for step in others if step["all-reduce"] == 1)
     assert all(step["collective-permute"] in (rounds, 2 * rounds) for step in others)  # a start takes a product, too
     assert examines["collective-permute"] in (0, rounds)  # the look at a failure may take no product
     assert rounds <= 4  # as many as a box has neighbours

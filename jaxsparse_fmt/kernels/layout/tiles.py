@@ -127,8 +127,7 @@ class Tiles:
         """Values [b, n_stored] and arrays of the same tiles by rows, with columns of 32 bits."""
         col, last, stored = self._by_rows({name: when_run(a) for name, a in arrays.items()})
         values = values if stored is None else _moved(values, stored[1])
-        marked = jnp.where(last, col | jnp.int32(WIDE_MARK), col)
-        return values, {"lane_row": arrays["lane_row"], "hops": arrays["hops"], "marked_col": marked}
+        return values, {name: arrays[name] for name in ("lane_row", "hops")} | {"marked_col": marked(jnp, col, last)}
 
     def decoder(self, d: Any, index: Arrays, tile: Any) -> Any:
         """In a kernel, the function that decodes columns: places of a trip and its number -> (column, whether there is
@@ -184,6 +183,11 @@ def in_turn(xp: Any, at: Any, row: Any) -> Any:
     whole = (row[..., :1, :1] == row[..., -1:, -1:]) & (last - first == group * entries - 1)
     turn = xp.arange(entries) * group + xp.arange(group)[:, None]
     return xp.where(whole, first + turn.astype(at.dtype), at).reshape(shape)
+
+
+def marked(xp: Any, col: Any, last: Any) -> Any:
+    """Columns of 32 bits with their marks."""
+    return xp.where(last, col | np.int32(WIDE_MARK), col)
 
 
 def words(xp: Any, flags: Any) -> Any:
