@@ -10,6 +10,7 @@ of what the unit sustains; where no unit is near its peak, loads wait for one an
 
 import csv
 import functools
+import itertools
 import json
 import multiprocessing
 import os
@@ -17,8 +18,10 @@ import pickle
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -38,16 +41,18 @@ NCU += ["--cache-control", "none", "--clock-control", "none", "--metrics", ",".j
 MARKER = "cupy_"  # the name of each kernel of CuPy's begins so
 
 
-def made(folder: Path, scale: float, number: int, row: Row) -> str:
-    """Writes the matrix of a row in the format of "auto", with NumPy's arrays, and returns the format."""
+def made(folder: Path, scale: float, numbered: list[tuple[int, Row]]) -> list[str]:
+    """Writes the matrix of these rows in the format of "auto" for each, with NumPy's arrays; returns the formats."""
     jax.config.update("jax_enable_x64", True)
-    case = next(case for cases in suite.SUITES.values() for case in cases if case.name == row["matrix"])
-    S = suite.tamed(case.make(scale))
-    choice = ranking.rank(S, row["dtype"], platform="gpu")[0]
-    with spmv.on_host():
-        A = jsf.from_scipy(S, choice.format, dtype=row["dtype"], max_bytes=2**36, **choice.layout)
-    (folder / f"{number:03}").write_bytes(pickle.dumps(jax.tree.map(np.asarray, A)))
-    return spmv.label(choice)
+    case = next(case for cases in suite.SUITES.values() for case in cases if case.name == numbered[0][1]["matrix"])
+    S, formats = suite.tamed(case.make(scale)), []
+    for number, row in numbered:
+        choice = ranking.rank(S, row["dtype"], platform="gpu")[0]
+        with spmv.on_host():
+            A = jsf.from_scipy(S, choice.format, dtype=row["dtype"], max_bytes=2**36, **choice.layout)
+        (folder / f"{number:03}").write_bytes(pickle.dumps(jax.tree.map(np.asarray, A)))
+        formats.append(spmv.label(choice))
+    return formats
 
 
 def profiled(folder: Path) -> None:
@@ -56,15 +61,24 @@ def profiled(folder: Path) -> None:
 
     jax.config.update("jax_enable_x64", True)
     marker = cupy.zeros(1)
-    for path in sorted(folder.glob("[0-9]*")):
-        A = jax.device_put(pickle.loads(path.read_bytes()))
+    with ThreadPoolExecutor() as pool:  # of threads, since compiling takes longer than all the rest
+        ready = list(pool.map(_compiled, sorted(folder.glob("[0-9]*"))))
+    for on_host, product in ready:
+        A = jax.device_put(on_host)
         x = jnp.ones(A.shape[1], A.dtype)
-        jax.block_until_ready(spmv.product(A, x))
+        jax.block_until_ready(product(A, x))
         cupy.cuda.runtime.profilerStart()
-        jax.block_until_ready(spmv.product(A, x))
+        jax.block_until_ready(product(A, x))
         marker += 1
         cupy.cuda.Device().synchronize()
         cupy.cuda.runtime.profilerStop()
+
+
+def _compiled(path: Path) -> tuple[Any, Callable[..., Any]]:
+    """A matrix on the host, and its product on the device."""
+    A = pickle.loads(path.read_bytes())
+    x = jax.ShapeDtypeStruct(A.shape[1:], A.dtype, sharding=jax.sharding.SingleDeviceSharding(jax.devices()[0]))
+    return A, spmv.product.lower(A, x).compile()
 
 
 def counted(lines: list[str]) -> list[Row]:
@@ -95,12 +109,13 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     rows = [row for table in args.tables for row in json.loads(table.read_text())["rows"] if row["ratio"] < args.below]
-    rows.sort(key=lambda row: -row["nnz"])  # the longest to make first
+    rows.sort(key=lambda row: (-row["nnz"], row["matrix"]))  # the longest to make first
+    by_matrix = [list(rows_of) for _, rows_of in itertools.groupby(enumerate(rows), lambda pair: pair[1]["matrix"])]
     with tempfile.TemporaryDirectory() as name:
         log = Path(name, "log.csv")
         with ProcessPoolExecutor(args.workers, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
             make = functools.partial(made, Path(name), 1 / 2000 if args.small else 1.0)
-            formats = list(pool.map(make, range(len(rows)), rows))
+            formats = list(itertools.chain(*pool.map(make, by_matrix)))
         report.log(f"{len(rows)} matrices made")
         command = [*NCU, "--log-file", str(log), sys.executable, "-m", "benchmarks.counters", name]
         subprocess.run(command, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)

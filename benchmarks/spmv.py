@@ -60,6 +60,7 @@ HOPELESS = 3.0  # formats of a larger predicted cost, over the first, are not ti
 ROUNDS = {"gpu": {"rounds": 3, "seconds": 0.008}, "cpu": {"rounds": 3, "seconds": 0.04}}  # of `timing.seconds_per_call`
 QUICK = {"rounds": 1, "seconds": 0.001}
 PASSES = 3  # times that the fastest opponent and all of ours are timed in turn, so that a slow minute slows both
+DISTURBED = 0.1  # `spread` from which times are taken again
 BCSR = "JAX BCSR"
 CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
@@ -196,8 +197,10 @@ class Run:
         best = min(known, key=known.__getitem__, default=None)
         passes: dict[str, list[float]] = {name: [] for name in [*timers, *([best] if best else [])]}
         failed: Row = {}
-        for _ in range(self.passes):
+        for number in range(2 * self.passes):
             for name in passes:
+                if number >= self.passes and spread(passes[name]) <= DISTURBED:
+                    continue
                 timer: Any = timers.get(name) or rivals[name]
                 try:
                     passes[name].append(1e6 * timer())
@@ -208,7 +211,7 @@ class Run:
         for row in ours:
             if times := passes.get(row["label"]):
                 us = statistics.median(times)
-                row |= {"us": us, "spread": (max(times) - min(times)) / us}
+                row |= {"us": us, "spread": spread(times)}
                 row["share"] = row["moved"] / us * 1e6 / self.copy
             elif row["label"] in failed:
                 row["failed"] = failed[row["label"]]
@@ -268,6 +271,12 @@ class Run:
             moved = traffic.bytes_moved(B.nbytes_read, B.shape, xs[0].itemsize)
             rows.append(row | {"moved": moved, "error": problem.off(found.product(B, xs[0]))})
         return rows, timers
+
+
+def spread(times: list[float]) -> float:
+    """The range of these times, without the outer quarters of four or more, over their median."""
+    within = sorted(times)[len(times) // 4 : len(times) - len(times) // 4]
+    return (within[-1] - within[0]) / statistics.median(times) if times else 0.0
 
 
 def on_host() -> contextlib.AbstractContextManager:
