@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 
 import jaxsparse_fmt as jsf
 from solvers import cg, eigsh, gmres, lobpcg, lsmr, precond
-from tests.marks import few
+from tests.marks import deep, few
 from tests.solvers.methods import CASES, REFINED
 
 MESH = jax.sharding.Mesh(jax.devices("cpu")[:2], ("device",))
@@ -38,9 +38,13 @@ def check(solve, case):
     S, data, b, dense = systems(case)
     A = jsf.from_scipy(S, "ell")
 
+    def answer(A, b):
+        sol = solve(A, b)
+        return sol.x, sol.code
+
     @jax.jit
     def both(data, b):
-        f = lambda data, b: everywhere(lambda d, b: solve(A.with_data(d), b), data, b)  # noqa: E731
+        f = lambda data, b: everywhere(lambda d, b: answer(A.with_data(d), b), data, b)  # noqa: E731
         x, back, code = jax.vjp(f, data, b, has_aux=True)
         return x, code, back(2 * x)
 
@@ -57,49 +61,39 @@ def check(solve, case):
 
 @pytest.mark.parametrize("case", few([*CASES, REFINED[0]], 1), ids=str)
 def test_every_method_solves_each_devices_own_system_with_gradients(case):
-    def solve(A, b):
-        sol = case.solver(A, b, rtol=1e-11)
-        return sol.x, sol.code
-
-    check(solve, case)
+    check(functools.partial(case.solver, rtol=1e-11), case)
 
 
-MADE = {
-    "jacobi": precond.jacobi,
-    "block_jacobi": functools.partial(precond.block_jacobi, block_size=4),
-    "chebyshev": precond.chebyshev,
-    "function": lambda A: lambda r: r / A.diagonal(),
-}
+def made_here(make):
+    return lambda A, b: cg(A, b, M=make(A), rtol=1e-11)
 
 
-@pytest.mark.parametrize("made", few(MADE, 1))
-def test_a_preconditioner_may_be_made_on_each_device(made):
-    def solve(A, b):
-        sol = cg(A, b, M=MADE[made](A), rtol=1e-11)
-        return sol.x, sol.code
-
-    check(solve, CASES[0])
+def made_before(make):
+    M = make(jsf.from_scipy(CASES[0].system()[0], "csr"))
+    return lambda A, b: gmres(A, b, M=M, rtol=1e-11)
 
 
-@pytest.mark.deep
-@pytest.mark.parametrize("make", [precond.incomplete_cholesky, precond.incomplete_lu, precond.multigrid])
-def test_a_preconditioner_may_be_the_same_on_all_devices(make):
-    S, _ = CASES[0].system()
-    M = make(jsf.from_scipy(S, "csr"))
-
-    def solve(A, b):
-        sol = gmres(A, b, M=M, rtol=1e-11)
-        return sol.x, sol.code
-
-    check(solve, CASES[0])
+def inverse_diagonal(A):
+    return lambda r: r / A.diagonal()
 
 
-def test_a_function_may_be_the_matrix():
-    def solve(A, b):
-        sol = cg(lambda v: A @ v, b, rtol=1e-11)
-        return sol.x, sol.code
+def of_a_function(_):
+    return lambda A, b: cg(lambda v: A @ v, b, rtol=1e-11)
 
-    check(solve, CASES[0])
+
+BLOCKS = functools.partial(precond.block_jacobi, block_size=4)
+
+
+@pytest.mark.parametrize(
+    ("solver", "make"),
+    [
+        *few(((made_here, make) for make in (precond.jacobi, BLOCKS, precond.chebyshev, inverse_diagonal)), 1),
+        *(deep(made_before, getattr(precond, name)) for name in ("incomplete_cholesky", "incomplete_lu", "multigrid")),
+        (of_a_function, None),
+    ],
+)
+def test_a_preconditioner_may_be_made_here_or_before_and_a_function_be_the_matrix(solver, make):
+    check(solver(make), CASES[0])
 
 
 def test_kernels_that_pass_over_vectors():
