@@ -87,17 +87,14 @@ def test_a_nearly_exact_preconditioner_is_not_held_up_by_old_directions():
     assert sol.success and sol.iterations <= 4
 
 
-def test_a_small_system_is_not_narrowed_unless_asked():
+def test_neither_a_small_system_nor_one_in_32_bits_is_narrowed_unless_asked(monkeypatch):
     A = jsf.from_scipy(POISSON, "csr")
+    program = lambda: str(jax.make_jaxpr(lambda A, b: refine(A, b).x)(A, RHS))  # noqa: E731
     assert refine(A, RHS, rtol=1e-12).iterations == cg(A, RHS, rtol=1e-12).iterations
-    assert "f32[" not in str(jax.make_jaxpr(lambda A, b: refine(A, b).x)(A, RHS))
-
-
-def test_nothing_in_32_bits_is_narrowed_unless_asked(monkeypatch):
+    assert "f32[" not in program()
     monkeypatch.setattr(sys.modules["solvers.refine"], "WORTHWHILE", 0)
-    A = jsf.from_scipy(POISSON, "csr", dtype="float32")
-    assert refine(A, RHS.astype(np.float32), rtol=1e-5).success
-    assert "f32[" in str(jax.make_jaxpr(lambda A, b: refine(A, b).x)(jsf.from_scipy(POISSON), RHS))
+    assert refine(A.astype("float32"), RHS.astype(np.float32), rtol=1e-5).success
+    assert "f32[" in program()
 
 
 def test_float16_rows_of_any_size_are_scaled_into_its_range():

@@ -31,6 +31,8 @@ def test_every_status_but_two_is_an_error_that_names_the_residual_and_the_cure(s
 def test_inside_jit_the_status_is_a_number():
     assert jax.jit(lambda s: jnp.where(s.success, 1, -1))(solution(0)) == 1
     assert jax.jit(lambda s: s.status == Status.MAXITER)(solution(Status.MAXITER))
+    x, info = jax.jit(tuple)(solution(Status.MAXITER))  # as SciPy's
+    assert x.shape == (3,) and int(info) > 0
 
 
 @pytest.mark.parametrize("success", [Status.CONVERGED, Status.ROUNDED])

@@ -25,14 +25,6 @@ def test_inverts_the_blocks_of_every_kind_of_format(format):
     assert_near(made_inside(jsf.from_scipy(S, format), 5), want)
 
 
-def test_narrow_values_are_inverted_in_32_bits():
-    S = jsf.gallery.elasticity(2)
-    M = block_jacobi(jsf.from_scipy(S, "csr", "bfloat16"), 3)
-    rounded = np.asarray(jnp.asarray(S.toarray(), "bfloat16").astype(np.float64))
-    assert M.dtype == np.float32
-    assert_near(dense(M), inverse_of_blocks(rounded, 3))
-
-
 def test_takes_a_dense_array_and_a_transposed_view():
     S = unsymmetric()
     want = inverse_of_blocks(S.toarray(), 7)

@@ -106,6 +106,17 @@ def test_a_wider_vector_stays_wide(name):
     assert_near(z, np.asarray(apply(wide, r)), rounding=1e4)
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("ilu", "multigrid")])
+@pytest.mark.parametrize("dtype", few(["bfloat16", "float16"], 1))
+def test_narrow_values_are_worked_on_in_32_bits(name, dtype):
+    """Whose inverse 16 bits may not hold; the levels of multigrid have the dtype of the matrix."""
+    make, S = (SYMMETRIC[name], spd()) if name in SYMMETRIC else (GENERAL[name], unsymmetric())
+    narrow = jsf.from_scipy(1e-5 * S, "csr", dtype)
+    M = make(narrow)
+    assert M.dtype == np.float32
+    assert_near(dense(M), dense(make(narrow.astype(np.float32))))
+
+
 @one_of_all
 def test_whole_numbers_and_complex_ones_are_multiplied_as_they_are(name):
     M, r = made(name), np.arange(made(name).shape[0]) - 7
