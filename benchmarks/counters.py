@@ -63,6 +63,7 @@ def profiled(folder: Path) -> None:
     marker = cupy.zeros(1)
     with ThreadPoolExecutor() as pool:  # of threads, since compiling takes longer than all the rest
         ready = list(pool.map(_compiled, sorted(folder.glob("[0-9]*"))))
+    report.log(f"{len(ready)} products compiled")
     for on_host, product in ready:
         A = jax.device_put(on_host)
         x = jnp.ones(A.shape[1], A.dtype)
@@ -72,6 +73,7 @@ def profiled(folder: Path) -> None:
         marker += 1
         cupy.cuda.Device().synchronize()
         cupy.cuda.runtime.profilerStop()
+        report.log(f"{A.nnz:,} entries counted")
 
 
 def _compiled(path: Path) -> tuple[Any, Callable[..., Any]]:
