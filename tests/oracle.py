@@ -1,16 +1,13 @@
 """What a right answer is: dense arithmetic in 64 bits, and how far rounding may lead from it."""
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.sparse
 
 import jaxsparse_fmt as jsf
 from tests.lowering import quick_jit
-from tests.zoo import CASES
 
 
 def draw(rng: np.random.Generator, dtype: Any, *shape: int) -> jax.Array:
@@ -65,24 +62,3 @@ def assert_same_storage(got: jsf.SparseMatrix, want: jsf.SparseMatrix) -> None:
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         assert a.dtype == b.dtype
         np.testing.assert_array_equal(a, b)
-
-
-def assert_compiled_once_a_shape(make: Callable[[Any], jsf.SparseMatrix], rng: np.random.Generator) -> set[str]:
-    """A jitted function of `make(S)` compiles once for all S whose arrays have the same shapes, which it returns."""
-    traces = 0
-
-    @jax.jit
-    def step(A, x):
-        nonlocal traces
-        traces += 1
-        return A.T @ (A @ x)
-
-    base = CASES["even_rows"]
-    moved = scipy.sparse.coo_array((base.data[::-1], (base.row, (base.col + 5) % 12)), shape=(12, 12))
-    x, seen = rng.standard_normal(12), set()
-    for S in (base.scipy(), moved, 2 * base.scipy()):
-        A, a = make(S), S.toarray()
-        assert_close(step(A, x), a.T @ (a @ x), 3 * np.abs(a).max() * magnitude(a, x))
-        seen.add(str(jax.tree.map(jax.typeof, A)))
-    assert traces == len(seen)
-    return seen

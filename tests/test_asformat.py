@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
 from tests.lowering import quick_jit
@@ -74,3 +75,24 @@ def test_backend_and_dtype_stay(layout):
     for name in jsf.FORMATS:
         converted = B.asformat(name)
         assert (converted.name, converted.backend, converted.dtype) == (name, "xla", np.float32)
+
+
+# ---------------------------------------------------------------------------------------------------------- transposes
+
+WIDE = sp.csr_array(np.array([[1.0, 0, 2], [0, 3, 4]]))
+
+
+@pytest.mark.parametrize("layout", few(FIRST_LAYOUTS, 2), ids=str)
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, np.complex64], ids=["bfloat16", "complex64"])
+def test_a_transpose_can_be_stored_as_a_matrix_of_its_own(layout, dtype):
+    turned = jsf.from_scipy(WIDE, "csr").astype(dtype).T.asformat(layout.format, **dict(layout.options))
+    assert (turned.name, turned.dtype, turned.shape) == (layout.format, dtype, (3, 2))
+    np.testing.assert_array_equal(turned.todense(), WIDE.toarray().T)
+    np.testing.assert_array_equal(turned.data, WIDE.T.tocsr().data)
+
+
+def test_a_transpose_is_stored_while_a_function_is_traced_but_not_a_traced_one():
+    A = jsf.from_scipy(WIDE, "csr")
+    np.testing.assert_array_equal(jax.jit(lambda x: A.T.asformat("ell") @ x)(np.ones(2)), WIDE.T @ np.ones(2))
+    with pytest.raises(ValueError, match=r"A\.T\.asformat\('ell'\) needs a matrix that is not traced; convert outside"):
+        jax.jit(lambda A: A.T.asformat("ell"))(A)

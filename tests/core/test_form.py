@@ -148,12 +148,7 @@ def test_every_batching_of_every_face_equals_a_loop(A, rng, face):
 # --------------------------------------------------------------------------------------------------------- shard_map
 
 
-@pytest.fixture(scope="module")
-def mesh():
-    devices = jax.devices("cpu")
-    if len(devices) < 8:
-        pytest.skip("JAX was started before the tests could ask it for 8 CPU devices")
-    return Mesh(np.array(devices[:8]), ("i",))
+MESH = Mesh(np.array(jax.devices("cpu")[:8]), ("i",))
 
 
 def spread_over_columns(mesh, check_vma: bool):
@@ -166,9 +161,9 @@ def spread_over_columns(mesh, check_vma: bool):
 
 @pytest.mark.parametrize("check_vma", [True, False])
 @pytest.mark.parametrize("backend", ["xla", "interpret"])
-def test_shard_map_spreads_the_columns_of_x(rng, mesh, backend, check_vma):
+def test_shard_map_spreads_the_columns_of_x(rng, backend, check_vma):
     A, X = SORTED.of(CASE.scipy(), backend=backend), rng.standard_normal((N_COLS, 16))
-    assert_product(spread_over_columns(mesh, check_vma)(A, X), CASE.dense(), X)
+    assert_product(spread_over_columns(MESH, check_vma)(A, X), CASE.dense(), X)
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
@@ -182,14 +177,14 @@ def test_kernels_lower_inside_shard_map_whatever_its_axes_are_called(backend, ch
 
 
 @pytest.mark.parametrize("check_vma", few([True, False], 1))
-def test_gradients_sum_over_the_devices_that_share_the_values(A, rng, mesh, check_vma):
+def test_gradients_sum_over_the_devices_that_share_the_values(A, rng, check_vma):
     X = jnp.asarray(rng.standard_normal((N_COLS, 16)))
 
     def loss(values, X):
         def local(A, X):
             return jax.lax.psum(jnp.sum(jnp.sin(A @ X)), "i")
 
-        total = jax.shard_map(local, mesh=mesh, in_specs=(P(), P(None, "i")), out_specs=P(), check_vma=check_vma)
+        total = jax.shard_map(local, mesh=MESH, in_specs=(P(), P(None, "i")), out_specs=P(), check_vma=check_vma)
         return total(A._with_values(values), X)
 
     for_values, for_x = jax.jit(jax.grad(loss, (0, 1)))(A.values, X)

@@ -228,27 +228,16 @@ def test_another_matrix_of_the_same_sizes_compiles_nothing_anew():
     assert len(traced) == 1
 
 
-def test_rows_made_in_pieces_are_the_same_matrix():
-    asked = []
-
-    def rows_of(start, stop):
-        asked.append((start, stop))
-        return S[start:stop]
-
+@pytest.mark.parametrize("mode", ["overlap", "naive", "vector"])
+def test_rows_made_in_pieces_are_the_same_matrix_and_stay_as_they_were(mode):
+    kept = {}
+    rows_of = lambda start, stop: kept.setdefault((start, stop), S[start:stop])  # noqa: E731
     starts = [0, 0, 3, 30, 40, 41, 60, 89, 90]
-    B = jsf.shard_from_rows(rows_of, 90, MESH, format="ell", starts=starts)
-    assert sorted(asked) == sorted([(0, 0), *itertools.pairwise(starts)])  # (0, 0) tells the dtype
+    B = jsf.shard_from_rows(rows_of, 90, MESH, format="ell", mode=mode, starts=starts)
+    assert sorted(kept) == sorted({(0, 0), *itertools.pairwise(starts)})  # (0, 0) tells the dtype
     assert B.record.imbalance.rows.tolist() == np.diff(starts).tolist()
     assert abs(B.to_scipy() - S).max() == 0
     close(times(B, X[:, 0]), S @ X[:, 0])
-
-
-@pytest.mark.parametrize("mode", ["overlap", "naive", "vector"])
-def test_rows_that_a_function_keeps_stay_as_they_were(mode):
-    kept = {}
-    rows_of = lambda start, stop: kept.setdefault((start, stop), S[start:stop])  # noqa: E731
-    B = jsf.shard_from_rows(rows_of, 90, MESH, format="ell", mode=mode)
-    assert abs(B.to_scipy() - S).max() == 0
     assert all(abs(rows - S[start:stop]).max() == 0 for (start, stop), rows in kept.items() if stop > start)
 
 

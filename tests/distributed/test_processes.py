@@ -44,6 +44,12 @@ def finished(running: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]
     return [(p.returncode, *texts) for p, texts in zip(running, told, strict=True)]
 
 
+def together(code: str, processes: int, *arguments: object) -> list[tuple[int, str, str]]:
+    """Code and output of processes that run `code` with their number, a port to meet at, and the arguments."""
+    port = free_port()
+    return finished([started("-c", code, *map(str, (k, port, *arguments))) for k in range(processes)])
+
+
 @pytest.mark.deep
 def test_processes_solve_together_and_each_reads_only_its_rows(tmp_path):
     jsf.save_rows(tmp_path / "matrix", jsf.gallery.poisson(6))
@@ -79,8 +85,7 @@ print("wrong by", float(abs(y - S @ (S @ ones)).max()), "status", int(sol.status
 
 @pytest.mark.deep
 def test_processes_save_and_set_up_multigrid_together(tmp_path):
-    port, folder = free_port(), str(tmp_path / "rows")
-    ended = finished([started("-c", MULTIGRID, str(k), str(port), folder) for k in range(2)])
+    ended = together(MULTIGRID, 2, tmp_path / "rows")
     assert [code for code, *_ in ended] == [0, 0], ended
     for _, out, _ in ended:
         ((wrong, status, steps),) = re.findall(r"wrong by (\S+) status (\d+) steps (\d+)", out)
@@ -102,8 +107,7 @@ jsf.shard_from_rows(rows_of, 64, jax.make_mesh((4,), ("rows",)))
 
 
 def test_where_one_process_cannot_make_its_rows_all_end_and_say_why():
-    port = free_port()
-    ended = finished([started("-c", ROWS_OF_ONE_FAIL, str(k), str(port)) for k in range(2)])
+    ended = together(ROWS_OF_ONE_FAIL, 2)
     for code, _, err in ended:
         assert code != 0 and "OSError: the disk is gone" in err, err
     assert "in process 1" in ended[0][2]
@@ -129,8 +133,7 @@ except ValueError as error:
 
 @pytest.mark.deep
 def test_a_process_is_alone_on_a_mesh_of_its_devices_and_a_mesh_of_some_processes_is_refused():
-    port = free_port()
-    for code, out, err in finished([started("-c", MESHES_OF_SOME, str(k), str(port)) for k in range(3)]):
+    for code, out, err in together(MESHES_OF_SOME, 3):
         assert code == 0 and float(re.findall(r"off by (\S+)", out)[0]) < 1e-5, (out, err)
         assert "refused: the mesh has devices of 2 of 3 processes, of number 0, 1; make the mesh of the" in out, out
 
@@ -181,8 +184,7 @@ print("solved", bool(cg(A, b).success))
 
 @pytest.mark.deep
 def test_what_differs_between_processes_is_named_and_nobody_hangs():
-    port = free_port()
-    for code, out, err in finished([started("-c", DISAGREE, str(k), str(port)) for k in range(2)]):
+    for code, out, err in together(DISAGREE, 2):
         found = re.findall(r"refused: the processes disagree on ([\w ]+): .* in process 0, .* in process 1;", out)
         assert found == [
             *("S", "mode", "dtype", "dtype", "vector", "factor", "dtype", "alpha", "backend in use"),

@@ -87,5 +87,3 @@ def test_fewer_phonons_of_the_papers_matrix_have_its_electrons_and_its_diagonals
     assert np.all((row - H.indices)[hops] % states == 0)  # whole diagonals as long as the phonon basis
     # A bond of the ring can be hopped if one end is taken: C(4, 2)·2 of 20 states, either spin.
     assert np.count_nonzero(hops) == 2 * 6 * 12 * 20 * states
-    # With 15 phonons these are HMEp's 6.2 million rows and "contiguous off-diagonals of length 15,000".
-    assert (math.comb(20, 5), 400 * math.comb(20, 5)) == (15504, 6_201_600)

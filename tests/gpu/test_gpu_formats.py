@@ -57,6 +57,14 @@ def product(A, x):
     return A @ x
 
 
+def always(f, *args, times: int = 3) -> np.ndarray:
+    """f(*args), the same to the last bit in every run."""
+    first, *others = (np.asarray(f(*args)) for _ in range(times))
+    for other in others:
+        np.testing.assert_array_equal(first, other)
+    return first
+
+
 def longest_sum(S, x) -> float:
     """max_nnz_row·max|a|·max|x|, as in the bound of Kokkos Kernels' tests."""
     return np.diff(S.indptr).max() * abs(S.data).max() * abs(wide(x)).max()
@@ -87,11 +95,9 @@ def test_all_faces_equal_scipy_in_every_format(layout, dialect, rng):
 def test_single_precision_products_equal_scipy_in_every_layout(layout, dialect, rng):
     S, dense = stacked()
     A, x = layout.of(S, dtype=np.float32, backend=dialect), draw(rng, np.float32, dense.shape[1])
-    results = [np.asarray(product(A, x)) for _ in range(3)]
-    assert_product(results[0], dense, x, np.float32)
-    if layout.format != "csc":  # scatters
-        for other in results[1:]:
-            np.testing.assert_array_equal(results[0], other)
+    assert_product(
+        always(product, A, x, times=1 if layout.format == "csc" else 3), dense, x, np.float32
+    )  # csc scatters
 
 
 @every_dialect
@@ -100,10 +106,7 @@ def test_the_product_with_a_transpose_that_is_carried_repeats_to_the_last_bit(la
     S, dense = stacked()
     A = layout.of(S, dtype=np.float32, backend=dialect, transpose=True)
     y = draw(rng, np.float32, dense.shape[0])
-    results = [np.asarray(product(A.T, y)) for _ in range(3)]
-    assert_product(results[0], dense.T, y, np.float32)
-    for other in results[1:]:
-        np.testing.assert_array_equal(results[0], other)
+    assert_product(always(product, A.T, y), dense.T, y, np.float32)
 
 
 @every_dialect
@@ -179,13 +182,10 @@ SHARED = [
 def test_products_are_the_same_to_the_last_bit_in_every_run_and_layout_with_one_lane_a_row(dialect, rng):
     S = irregular()
     x = draw(rng, jnp.float64, S.shape[1])
-    results = []
-    for layout in ONE_LANE:
-        A = layout.of(S, backend=dialect, max_bytes=2**30)
-        results += [np.asarray(product(A, x)) for _ in range(2)]
-    assert_close(results[0], S @ np.asarray(x), longest_sum(S, x))
-    for other in results[1:]:
-        np.testing.assert_array_equal(results[0], other)
+    first, *others = (always(product, layout.of(S, backend=dialect, max_bytes=2**30), x) for layout in ONE_LANE)
+    assert_close(first, S @ np.asarray(x), longest_sum(S, x))
+    for other in others:
+        np.testing.assert_array_equal(first, other)
 
 
 @every_dialect
@@ -197,10 +197,7 @@ def test_large_products_are_right_and_the_same_to_the_last_bit_in_every_run(layo
         full = sp.csr_array((np.ones(60_000), (np.full(60_000, 7), np.arange(60_000))), S.shape)
         S = sp.csr_array(S + full)
     A, x = layout.of(S, backend=dialect, max_bytes=2**30), draw(rng, jnp.float64, S.shape[1])
-    first, *others = (np.asarray(product(A, x)) for _ in range(4))
-    assert_close(first, S @ np.asarray(x), longest_sum(S, x))
-    for other in others:
-        np.testing.assert_array_equal(first, other)
+    assert_close(always(product, A, x, times=4), S @ np.asarray(x), longest_sum(S, x))
 
 
 @every_dialect
@@ -208,9 +205,7 @@ def test_large_products_are_right_and_the_same_to_the_last_bit_in_every_run(layo
 def test_a_large_stencil_in_the_formats_that_leave_columns_out(name, dialect, rng):
     S = jsf.gallery.poisson(40)
     A, x = Layout(name).of(S, backend=dialect), draw(rng, jnp.float64, S.shape[1])
-    first, second = (np.asarray(product(A, x)) for _ in range(2))
-    assert_close(first, S @ np.asarray(x), longest_sum(S, x))
-    np.testing.assert_array_equal(first, second)
+    assert_close(always(product, A, x), S @ np.asarray(x), longest_sum(S, x))
 
 
 @every_dialect
@@ -243,10 +238,7 @@ def test_a_transposed_product_by_a_kernel_is_the_same_to_the_last_bit_in_every_r
     S = irregular() if format == "csc" else jsf.gallery.convection_diffusion(30)
     A, y = Layout(format).of(S, backend=dialect), draw(rng, jnp.float64, S.shape[0])
     transposed = jax.jit(lambda A, y: A.T @ y)
-    first, *others = (np.asarray(transposed(A, y)) for _ in range(3))
-    assert_close(first, S.T @ np.asarray(y), longest_sum(S.T.tocsr(), y))
-    for other in others:
-        np.testing.assert_array_equal(first, other)
+    assert_close(always(transposed, A, y), S.T @ np.asarray(y), longest_sum(S.T.tocsr(), y))
 
 
 @every_dialect

@@ -161,20 +161,6 @@ def test_an_x0_far_from_a_tiny_b_does_not_hide_it(scale):
     assert float(sol.residual_norm) == pytest.approx(np.linalg.norm(residual), rel=0.5)
 
 
-def test_a_tiny_b_with_an_exact_x0_keeps_it():
-    A = jsf.from_dense(np.eye(3, dtype=np.float32))
-    b = np.full(3, 1e-25, np.float32)
-    sol = cg(A, b, b)
-    assert sol.success and sol.iterations == 0
-    np.testing.assert_array_equal(sol.x, b)
-
-
-def test_the_derivative_of_a_failed_solve_is_nan_and_not_zero():
-    _, A, b = system()
-    gradient = jax.grad(lambda d: cg(A.with_data(d), b).x.sum())(-A.data)
-    assert np.all(np.isnan(gradient))
-
-
 def test_mapped_over_it_multiplies_with_the_kernel_still():
     with jsf.use_backend("interpret"):
         A, B = jsf.from_scipy(jsf.gallery.poisson(3), "ell"), np.ones((3, 27))

@@ -26,10 +26,11 @@ every_rule = pytest.mark.parametrize("layout", few(stored_by_rule(CASES["irregul
 
 
 @every_rule
-def test_lanes_meet_every_entry_once_and_keep_its_row_in_one_sum(layout):
+def test_lanes_meet_every_entry_once_with_its_column_and_keep_its_row_in_one_sum(layout):
     A = layout.of(TWO_TILES)
     row, _ = A.address.slots(np, {k: np.asarray(a) for k, a in A._arrays.items()}, A.n_stored)
-    live = (row < A.shape[0]) & (np.asarray(A._rule.col_idx(A._arrays)) < A.shape[1])
+    column = np.minimum(A._rule.col_idx(A._arrays), A.shape[1])  # any column from n_cols on means padding
+    live = (row < A.shape[0]) & (column < A.shape[1])
     perm = A._arrays.get("perm")
     row = row if perm is None else np.asarray(perm)[np.minimum(row, A.shape[0] - 1)]
     for lanes in (32, 128):
@@ -37,6 +38,7 @@ def test_lanes_meet_every_entry_once_and_keep_its_row_in_one_sum(layout):
         assert len(np.unique(met["address"])) == len(met["address"])
         assert set(np.flatnonzero(live)) <= set(met["address"])
         np.testing.assert_array_equal(met["row"], row[met["address"]])
+        np.testing.assert_array_equal(met["column"], column[met["address"]])
         np.testing.assert_array_equal(met["sums"], 1)
 
 
