@@ -6,12 +6,10 @@ triangular solve, and a permutation (`Factors`). If A is traced, the shapes of i
 the host factors, and others solve (`HostFactors`).
 """
 
-import collections
 import contextlib
 import dataclasses
+import functools
 import hashlib
-import os
-import threading
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -40,7 +38,7 @@ class Factors:
 
     Attributes:
       inverse_pivots: [n], 1/D.
-      lower, upper: I + N and I + V, a `Triangle` or what has its `solve` and `T`.
+      lower, upper: I + N and I + V, a `Triangle` or what has its `solve` and `T`; None: I.
       rows, cols: [n]; None: in order.
     """
 
@@ -61,12 +59,14 @@ class Factors:
     @property
     def T(self) -> Self:
         rows, cols = (None if order is None else jnp.argsort(order) for order in (self.cols, self.rows))
-        return dataclasses.replace(self, lower=self.upper.T, upper=self.lower.T, rows=rows, cols=cols)
+        lower, upper = (triangle and triangle.T for triangle in (self.upper, self.lower))
+        return dataclasses.replace(self, lower=lower, upper=upper, rows=rows, cols=cols)
 
     def solve(self, r: Array) -> Array:
         """For r of [n] or [n, k]; without derivatives."""
-        r = r if self.rows is None else r[self.rows]
-        x = self.upper.solve(rows_scaled(self.inverse_pivots, self.lower.solve(r)))
+        x = r if self.rows is None else r[self.rows]
+        x = rows_scaled(self.inverse_pivots, x if self.lower is None else self.lower.solve(x))
+        x = x if self.upper is None else self.upper.solve(x)
         return x if self.cols is None else x[self.cols]
 
 
@@ -258,10 +258,8 @@ def _triangle(S: Any, upper: bool, dtype: Any, D: np.ndarray | None = None) -> T
 
 # -------------------------------------------------------------------------------------------------- kept by the host
 
-_lock = threading.Lock()
-os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
-_recent: collections.OrderedDict[bytes, Any] = collections.OrderedDict()  # `OnHost` or None, by digest
-_orders: collections.OrderedDict[bytes, Any] = collections.OrderedDict()  # of columns, by the digest of a pattern
+_recent = functools.lru_cache(KEPT)(lambda digest: [])  # by the digest of entries, `OnHost` or None once it is known
+_orders = functools.lru_cache(KEPT)(lambda digest: [])  # of columns, by the digest of a pattern
 
 
 class OnHost(NamedTuple):
@@ -290,35 +288,20 @@ def _digest(n: int, recipe: Recipe, *arrays: np.ndarray) -> bytes:
     return found.digest()
 
 
-def _get(table: collections.OrderedDict[bytes, Any], key: bytes, otherwise: Any) -> Any:
-    with _lock:
-        if key not in table:
-            return otherwise
-        table.move_to_end(key)
-        return table[key]
-
-
-def _put(table: collections.OrderedDict[bytes, Any], key: bytes, value: Any) -> None:
-    with _lock:
-        table[key] = value
-        while len(table) > KEPT:
-            table.popitem(last=False)
-
-
 def _kept(n: int, recipe: Recipe, row: Any, col: Any, values: Any, digest: bytes) -> OnHost | None:
     """The factors of these entries, None if they have none. Matrices of one pattern share the order of the columns."""
-    if (found := _get(_recent, digest, ...)) is not ...:
-        return found
+    place = _recent(digest)
+    if place:
+        return place[0]
     row, col, values = map(np.asarray, (row, col, values))
     real, found = col < n, None
     if np.all(np.isfinite(values[real])):
         host = Host(scipy.sparse.csc_array((values[real], (row[real], col[real])), shape=(n, n)))
-        pattern = _digest(n, recipe, row, col)
-        order = _get(_orders, pattern, None)
+        orders = _orders(_digest(n, recipe, row, col))
         with contextlib.suppress(SolverError, ValueError):
-            made = _factored(host, recipe, "A", order)
-            found = OnHost(made, np.arange(n) if order is None else order, host.S.dtype)
-            if order is None:
-                _put(_orders, pattern, np.argsort(made.perm_c))
-    _put(_recent, digest, found)
+            made = _factored(host, recipe, "A", *orders[:1])
+            found = OnHost(made, orders[0] if orders else np.arange(n), host.S.dtype)
+            if not orders:
+                orders.append(np.argsort(made.perm_c))
+    place.append(found)
     return found

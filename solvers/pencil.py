@@ -17,36 +17,10 @@ from jax import Array, lax
 from jaxsparse_fmt._types import pytree
 from solvers import factors
 from solvers.core import arguments
-from solvers.core.diagonal import rows_scaled
 from solvers.core.space import norm
 from solvers.direct import Factorized, factorized
 from solvers.precond import _checks as checks
 from solvers.solution import SolverError, Status
-
-
-@pytree
-@dataclasses.dataclass(frozen=True, eq=False)
-class Root:
-    """C of a Hermitian positive definite M = C·Cᴴ: C⁻¹·r = scale·L⁻¹·r[rows]."""
-
-    L: Any  # a `Triangle`
-    scale: Array
-    rows: Array
-    cols: Array  # the inverse of `rows`
-
-    def inverse(self, r: Array) -> Array:
-        """C⁻¹·r, differentiable in r."""
-        return lax.custom_linear_solve(lambda v: v, r, self._inverse, self._turned)
-
-    def adjoint(self, y: Array) -> Array:
-        """C⁻ᴴ·y."""
-        return jnp.conj(lax.custom_linear_solve(lambda v: v, jnp.conj(y), self._turned, self._inverse))
-
-    def _inverse(self, _: Any, r: Array) -> Array:
-        return rows_scaled(self.scale, self.L.solve(r[self.rows])).astype(r.dtype)
-
-    def _turned(self, _: Any, y: Array) -> Array:
-        return self.L.T.solve(rows_scaled(self.scale, y))[self.cols].astype(y.dtype)
 
 
 @pytree
@@ -56,13 +30,14 @@ class Reduced:
 
     Attributes:
       A: a matrix, or a `Factorized` one.
-      M, root: M and its C.
+      M, root, turned: M, C⁻¹ and its transpose.
       moves: whether derivatives in M are due. C is constant, and C⁻¹·M·C⁻ᴴ an identity that moves with M: `powered`.
     """
 
     A: Any
     M: Any
-    root: Root
+    root: factors.Inverse
+    turned: factors.Inverse
     moves: bool = dataclasses.field(metadata={"static": True})
 
     @property
@@ -74,23 +49,27 @@ class Reduced:
         return jnp.promote_types(self.A.dtype, self.M.dtype)
 
     def __matmul__(self, v: Array) -> Array:
-        root = self.root
         if not isinstance(self.A, Factorized):
-            return self.powered(root.inverse(self.A @ root.adjoint(self.powered(v, -0.5))), -0.5)
+            return self.powered(self.root @ (self.A @ self.adjoint(self.powered(v, -0.5))), -0.5)
         still = lax.stop_gradient(self.M)
-        return self.powered(root.inverse(still @ (self.A @ (still @ root.adjoint(self.powered(v, 0.5))))), 0.5)
+        w = still @ (self.A @ (still @ self.adjoint(self.powered(v, 0.5))))
+        return self.powered(self.root @ w, 0.5)
+
+    def adjoint(self, v: Array) -> Array:
+        """C⁻ᴴ·v."""
+        return jnp.conj(self.turned @ jnp.conj(v))
 
     def powered(self, v: Array, p: float) -> Array:
         """(C⁻¹·M·C⁻ᴴ)ᵖ·v by the binomial series, to second order: v, with derivatives."""
         if not self.moves:
             return v
-        off = lambda v: self.root.inverse(self.M @ self.root.adjoint(v)) - v  # noqa: E731
+        off = lambda v: self.root @ (self.M @ self.adjoint(v)) - v  # noqa: E731
         once = off(v)
         return v + p * once + p * (p - 1) / 2 * off(once)
 
 
-def _root(M: Any, shape: tuple[int, int]) -> Root:
-    """Refuses what is not a known Hermitian positive definite matrix of this shape."""
+def _root(M: Any, shape: tuple[int, int]) -> factors.Inverse:
+    """C⁻¹ of M = C·Cᴴ; refuses what is not a known Hermitian positive definite matrix of this shape."""
     M = jax.tree.map(lambda a: lax.stop_gradient(a) if arguments.is_traced(a) else a, M)
     checks.ours(M, "eigsh(M=)")
     if M.shape != shape:
@@ -102,7 +81,8 @@ def _root(M: Any, shape: tuple[int, int]) -> Root:
         made: Any = factors.split(found, jnp.promote_types(M.dtype, jnp.float32))
         D = np.real(made.inverse_pivots)
         if host.symmetric and np.all(D > 0) and np.array_equal(found.made.perm_r, found.made.perm_c):
-            return jax.device_put(Root(made.lower, np.sqrt(D), made.rows, made.cols))
+            own = factors.Factors(np.sqrt(D), made.lower, None, made.rows)
+            return jax.device_put(factors.Inverse(None, own, ("cholesky",)))
     raise ValueError(
         "M is not symmetric (Hermitian) and positive definite with finite entries, as the M of A·x = λ·M·x must be"
     )
@@ -131,12 +111,12 @@ def transformed(A: Any, M: Any, sigma: Any, v0: Any, search: Callable[..., Any])
             raise SolverError(error.status, text) from None
     if M is not None:
         root = _root(M, A.shape)
-        inner = Reduced(inner, M, root, arguments.is_traced(M))
-        v0 = None if v0 is None else root.inverse(M @ v0)
+        inner = Reduced(inner, M, root, root.T, arguments.is_traced(M))
+        v0 = None if v0 is None else root @ (M @ v0)
     found = search(inner, v0=v0)
     values, X = found.eigenvalues, found.eigenvectors
     if isinstance(inner, Reduced):
-        X = inner.root.adjoint(inner.powered(X, -0.5))
+        X = inner.adjoint(inner.powered(X, -0.5))
     if sigma is not None:
         values = sigma + 1 / values
         order = jnp.argsort(values)

@@ -1,8 +1,6 @@
 """Direct solves and factors: against dense ones and SciPy's, their derivatives, and what they refuse."""
 
 import functools
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -186,28 +184,3 @@ def test_a_solution_whose_square_overflows_is_no_infinity():
     S = jsf.gallery.poisson(4)
     A, b = jsf.from_scipy(1e-22 * S, "csr", dtype="float32"), np.full(S.shape[0], 1e-22, np.float32)
     assert direct(A, b).success
-
-
-FORKED = """
-import os, threading, time
-from solvers import factors
-
-def hold():
-    with factors._lock:
-        held.set()
-        time.sleep(0.5)
-
-held = threading.Event()
-threading.Thread(target=hold).start()
-held.wait()
-if os.fork() == 0:
-    factors._get(factors._orders, b"", None)
-    os._exit(0)
-print(os.wait()[1])
-"""
-
-
-@pytest.mark.deep
-def test_a_child_forked_while_another_thread_looks_for_factors_does_not_wait_for_it():
-    run = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=120, check=True)
-    assert run.stdout.strip() == "0"
