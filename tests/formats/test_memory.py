@@ -1,6 +1,7 @@
 """The memory guard: what would take memory out of proportion is refused before any of it is allocated."""
 
 import tracemalloc
+from functools import partial
 
 import jax
 import numpy as np
@@ -20,9 +21,11 @@ def arrow(n: int) -> sp.csr_array:
 
 def test_max_bytes_insists_on_what_the_message_names():
     matrix = arrow(3000)
-    with pytest.raises(ValueError, match="pass max_bytes=108000000 to insist"):
-        jsf.from_scipy(matrix, "ell")
-    assert jsf.from_scipy(matrix, "ell", max_bytes=108_000_000).n_stored == 9_000_000
+    stored = jsf.from_scipy(matrix, "csr"), jsf.from_scipy(sp.csr_array(matrix.T), "csr").T
+    for convert in (partial(jsf.from_scipy, matrix), *(A.asformat for A in stored)):
+        with pytest.raises(ValueError, match="pass max_bytes=108000000 to insist"):
+            convert("ell")
+        assert convert("ell", max_bytes=108_000_000).n_stored == 9_000_000
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import jaxsparse_fmt as jsf
 from solvers import Status, bicgstab, cg, fcg, precond
 from tests.marks import few
 from tests.solvers.methods import N, matrix
+from tests.solvers.real import each_file, is_hermitian_with_positive_diagonal
 
 
 def system(seed: int = 0, format: str = "csr", dtype=np.float64):
@@ -259,3 +260,33 @@ def test_x0_and_M_carry_no_derivative_and_a_far_x0_does_not_spoil_it():
     gb, gx, gs = jax.grad(f, (0, 1, 2))(b, 1e6 * jnp.ones(N), 2.0)
     assert not np.any(gx) and gs == 0
     np.testing.assert_allclose(gb, cg(A, jnp.ones(N), rtol=1e-12).x, rtol=1e-6)
+
+
+# ----------------------------------------------------------------------------------------------------- real matrices
+
+
+MAXITER = 3000
+DENSE = 2500  # rows up to which positive definiteness is decided by eigenvalues
+
+
+@each_file
+def test_same_answer_as_scipy_or_an_honest_status(path):
+    S = sp.csr_array(jsf.io.read_mtx(path))
+    if not is_hermitian_with_positive_diagonal(S):
+        pytest.skip("not Hermitian with a positive diagonal")
+    b = S @ np.ones(S.shape[0])
+    A = jsf.from_scipy(S)
+    sol = cg(A, b, M=precond.jacobi(A), rtol=1e-8, maxiter=MAXITER)
+    x = np.asarray(sol.x)
+    relative = np.linalg.norm(b - S @ x) / np.linalg.norm(b)
+    assert np.all(np.isfinite(x))
+    assert float(sol.residual_norm) == pytest.approx(relative * np.linalg.norm(b), rel=1e-3)
+    assert sol.success == (relative <= 1e-8)
+
+    inverse, steps = sp.diags_array(1 / S.diagonal()), []
+    want, info = spla.cg(S, b, M=inverse, rtol=1e-8, maxiter=MAXITER, callback=steps.append)
+    if info == 0 and np.linalg.norm(b - S @ want) <= 1e-8 * np.linalg.norm(b):
+        assert sol.status is Status.CONVERGED, sol
+        assert abs(sol.iterations - len(steps)) <= max(2, 0.02 * len(steps))
+    if sol.status is Status.NOT_POSITIVE_DEFINITE and S.shape[0] <= DENSE:
+        assert np.linalg.eigvalsh(S.toarray())[0] < 1e-10 * abs(S).max()
