@@ -33,7 +33,7 @@ from benchmarks.report import Row
 from jaxsparse_fmt.choose import ranking
 
 PEAK, TIME = "avg.pct_of_peak_sustained", "gpu__time_duration.sum"
-METRICS = {name: f"{unit}.{PEAK}_elapsed" for name, unit in (("DRAM", "dram__throughput"), ("L2", "lts__t_sectors"))}
+METRICS = {name: f"{unit}.{PEAK}_elapsed" for name, unit in (("DRAM", "dram__throughput"), ("L2", "lts__throughput"))}
 METRICS |= {"L1": f"l1tex__throughput.{PEAK}_elapsed", "SM": f"sm__throughput.{PEAK}_elapsed"}
 METRICS |= {"occupancy": f"sm__warps_active.{PEAK}_active"}
 NCU = ["ncu", "--csv", "--target-processes", "all", "--profile-from-start", "off"]
