@@ -28,6 +28,8 @@ from solvers.core.stopping import FULL, status_of
 from solvers.core.vectors import linear_combination, products, ratio
 from solvers.solution import Solution, Status
 
+CACHED = 2**20  # bytes of a basis that lies in a cache: to read all of it costs less than to compile parts
+
 
 class Work(NamedTuple):
     """Vectors and numbers between steps, m = restart + 1; for several systems all have one more axis, the last.
@@ -139,7 +141,7 @@ def step(space: Space, A: Map, M: Map, work: Work, *, left: bool) -> tuple[Work,
     t, restart = jnp.max(j), V.shape[-2] - 1  # every column that still moves is at step t
     v = lax.dynamic_index_in_dim(V, t, V.ndim - 2, keepdims=False).T
     z = v if left else M(v)
-    w, h = space.orthogonal(V, M(A(z)) if left else A(z), t)
+    w, h = orthogonal(space, V, M(A(z)) if left else A(z), t)
     below = space.norm(w)
     V = _put(V, ratio(w, below), t + 1)
     Z = None if Z is None else _put(Z, z, t)
@@ -162,6 +164,27 @@ def step(space: Space, A: Map, M: Map, work: Work, *, left: bool) -> tuple[Work,
     )
     work = Work(V, Z, Q, row, first, columns, diagonal, most, g, j + 1, size, r_size)
     return work, jnp.abs(first) * r_size, code
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def orthogonal(space: Space, V: Array, w: Array, t: Array) -> tuple[Array, Array]:
+    """w without its parts along V[0], …, V[t], and those parts [m], by classical Gram-Schmidt, applied twice.
+
+    It reads t + 1 vectors, rounded up to a power of two, or all that a cache holds; those after V[t] are zero.
+    """
+    m = V.shape[-2]
+    sizes = [s for s in (4, 8, 16, 32, 64, 128, 256, 512) if s < m and V.nbytes > CACHED] + [m]
+
+    def against(size: int, V: Array, w: Array) -> tuple[Array, Array]:
+        V = V[..., :size, :]
+        once = space.sum(jnp.conj(products(V, jnp.conj(w))))
+        w = w - linear_combination(V, once)
+        again = space.sum(jnp.conj(products(V, jnp.conj(w))))
+        parts = jnp.pad(once + again, ((0, m - size), *((0, 0) for _ in once.shape[1:])))
+        return w - linear_combination(V, again), parts
+
+    which = sum(((t >= s).astype(jnp.int32) for s in sizes[:-1]), jnp.int32(0))
+    return lax.switch(which, [functools.partial(against, size) for size in sizes], V, w)
 
 
 def iterate(M: Map, work: Work, *, left: bool) -> Array:

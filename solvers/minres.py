@@ -100,7 +100,7 @@ def step(space: Space, A: Map, M: Map, work: Work) -> tuple[Work, Array, Array]:
         ((a1 == 0) | is_singular(work), Status.BREAKDOWN),
     )
     numbers = squared_new, squared, eta_new, c_new, s_new, c, s
-    r_norm, w_norm = space.norms(r, w_new)
+    r_norm, w_norm = map(jnp.sqrt, space.sum(dot(r, r), dot(w_new, w_new)))
     new = Work(x, r, v_new, z_new, v, w_new, w, *numbers, best, least, A_norm, M_norm, w_norm)
     return new, r_norm, code
 

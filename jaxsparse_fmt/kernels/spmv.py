@@ -91,7 +91,7 @@ def product_sums(
     inputs = {"values": values[None], "x": x[None, :, None], **arrays}
     inputs |= {f"beside{i}": v for i, v in enumerate(beside)}
     out = {"y": jax.ShapeDtypeStruct((rule.shape[0],), dtype)}
-    pairs = what.each((), out["y"], *beside)[1]
+    pairs = jax.eval_shape(what.each, (), out["y"], *beside)[1]
     out |= {f"sum{i}": jax.ShapeDtypeStruct((warps,), dtype) for i in range(len(pairs))}
     y, *sums = row_kernels.launch_rows(functools.partial(product_kernel, what=what), backend, inputs, out, rule)
     return y, *(sums if parts(rule) == warps else vector_pass.sweep((), tuple(sums), SUM, backend)[2])

@@ -68,10 +68,6 @@ class Space:
         """xᴴ·y."""
         return self.sum(vectors.inner_product(x, y))
 
-    def norms(self, *given: Array) -> Any:
-        """‖x‖₂ of each x, by one collective."""
-        return tuple(map(jnp.sqrt, self.sum(*(vectors.dot(x, x) for x in given))))
-
     def inner_products(self, *pairs: tuple[Array, Array]) -> Array:
         """xᴴ·y of each pair (x, y), in one reduction: [pairs], or [pairs, k]."""
         return self.sum(vectors.inner_products(*pairs))
@@ -84,10 +80,6 @@ class Space:
     def exponent(self, v: Array) -> Array:
         """e with 2ᵉ about the largest number of v, by column, as in `scaling.exponent_of`."""
         return scaling.exponent_of(self.largest(v))
-
-    def orthogonal(self, V: Array, w: Array, t: Array) -> tuple[Array, Array]:
-        """As `vectors.orthogonal`."""
-        return vectors.orthogonal(self, V, w, t)
 
     def length_of(self, v: Array) -> int:
         """The number of unknowns of v, with empty places."""
@@ -118,10 +110,6 @@ class Space:
     def _due(self, own: Number) -> Number:
         """A sum over this device's vectors, to be added up over all."""
         return Due(own.of if isinstance(own, Parts) else own[None]) if self.in_pieces else own
-
-    def total(self, a: Number) -> Array:
-        """A sum in parts, added up."""
-        return vector_passes.total(self.joined(a)[0])
 
     def joined(self, *numbers: Number) -> tuple[Number, ...]:
         """The numbers; one collective adds what several devices have of them, part by part: it waits for no sum."""

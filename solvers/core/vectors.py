@@ -1,6 +1,5 @@
 """Inner products and norms of vectors [n], or of the columns of [n, k]; products with blocks of vectors."""
 
-import functools
 from typing import Any
 
 import jax
@@ -11,7 +10,6 @@ from jaxsparse_fmt.core.vector_passes import inner_product
 
 # TF32, a GPU's default for float32, would leave vectors orthogonal to 3 digits only.
 EXACT = lax.Precision.HIGHEST
-CACHED = 2**20  # bytes of a basis that lies in a cache: to read all of it costs less than to compile parts
 
 
 def dot(x: Array, y: Array) -> Array:
@@ -53,27 +51,3 @@ def linear_combination(V: Array, c: Array) -> Array:
 def products(V: Array, w: Array) -> Array:
     """V[i]·w for every i, with w [n] or [n, k]: [m] or [m, k]."""
     return jnp.einsum("...in,...n->...i", V, w.T, precision=EXACT).T
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def orthogonal(space: Any, V: Array, w: Array, t: Array) -> tuple[Array, Array]:
-    """w without its parts along V[0], …, V[t], and those parts [m], by classical Gram-Schmidt, applied twice.
-
-    It reads t + 1 vectors, rounded up to a power of two, or all that a cache holds; those after V[t] are zero.
-
-    Args:
-      space: the `Space` that adds up what its devices have of a sum.
-    """
-    m = V.shape[-2]
-    sizes = [s for s in (4, 8, 16, 32, 64, 128, 256, 512) if s < m and V.nbytes > CACHED] + [m]
-
-    def against(size: int, V: Array, w: Array) -> tuple[Array, Array]:
-        V = V[..., :size, :]
-        once = space.sum(jnp.conj(products(V, jnp.conj(w))))
-        w = w - linear_combination(V, once)
-        again = space.sum(jnp.conj(products(V, jnp.conj(w))))
-        parts = jnp.pad(once + again, ((0, m - size), *((0, 0) for _ in once.shape[1:])))
-        return w - linear_combination(V, again), parts
-
-    which = sum(((t >= s).astype(jnp.int32) for s in sizes[:-1]), jnp.int32(0))
-    return lax.switch(which, [functools.partial(against, size) for size in sizes], V, w)

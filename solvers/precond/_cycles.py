@@ -25,8 +25,8 @@ class Level:
     A: Any  # [n, n]
     R: Any  # [m, n]; stored apart from P, whose transposed product would add by atomics
     P: Any  # [n, m]
-    inverse_diagonal: Array  # [n]
-    recurrence: Array  # [degree, 2]: step k is z ← a·z + c·D⁻¹·r, x ← x + z, with (a, c) of row k
+    inverse_diagonal: Any  # [n]
+    recurrence: Any  # [degree, 2]: step k is z ← a·z + c·D⁻¹·r, x ← x + z, with (a, c) of row k
 
     @property
     def T(self) -> Self:

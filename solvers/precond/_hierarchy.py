@@ -27,6 +27,7 @@ import scipy.sparse
 
 from jaxsparse_fmt.kernels.cpu import aggregation
 from solvers.core.spectrum import chebyshev_step
+from solvers.precond._cycles import Level
 from solvers.precond._inverse import LARGEST, NULL
 
 Matrix = Any  # scipy.sparse; SciPy ships no types
@@ -48,16 +49,8 @@ ROUNDING = 1e-6  # a Ritz value may lie this far below zero, relative to the lar
 MAX_LEVELS = 20
 
 
-class HostLevel(NamedTuple):
-    A: Matrix  # [n, n]
-    R: Matrix  # [m, n]
-    P: Matrix  # [n, m]
-    inverse_diagonal: np.ndarray  # [n]
-    recurrence: np.ndarray  # [degree, 2]
-
-
 class Hierarchy(NamedTuple):
-    levels: list[Any]  # without the coarsest: what `keep` made of each HostLevel
+    levels: list[Any]  # without the coarsest: what `keep` made of each `Level` on the host
     coarse_inverse: np.ndarray  # [m, m]
     hermitian: bool  # A = Aᴴ, and the levels are as symmetric
     definite: bool  # Hermitian, and the set-up found no sign that it is indefinite
@@ -150,7 +143,7 @@ class Given:
 
 
 def build(
-    S: Matrix, coarsening: Any, degree: int, keep: Callable[[HostLevel, int], Any], start: Start | None = None
+    S: Matrix, coarsening: Any, degree: int, keep: Callable[[Level, int], Any], start: Start | None = None
 ) -> Hierarchy:
     """A hierarchy for the canonical CSR matrix S, already checked, by an `Aggregation` or what is `Given`.
 
@@ -170,7 +163,7 @@ def build(
             break
         if given and largest((R - P.conj().T).data) > 1e-12:
             hermitian = definite = False
-        levels.append(keep(HostLevel(A, R, P, inverse, recurrence(degree) / (1, upper)), len(levels)))
+        levels.append(keep(Level(A, R, P, inverse, recurrence(degree, upper)), len(levels)))
         squares = abs(R)
         squares.data **= 2
         A, unit = below, squares @ unit
@@ -210,14 +203,14 @@ def inverse_diagonal(
     return np.divide(1, diagonal, out=np.zeros_like(diagonal), where=np.abs(diagonal) > NULL * unit)
 
 
-def recurrence(degree: int) -> np.ndarray:
-    """[degree, 2] numbers (a, c) of z ← a·z + c/λ·D⁻¹·r, x ← x + z for eigenvalues of D⁻¹A up to λ."""
+def recurrence(degree: int, upper: float) -> np.ndarray:
+    """[degree, 2] numbers (a, c) of z ← a·z + c·D⁻¹·r, x ← x + z for eigenvalues of D⁻¹A up to `upper`."""
     middle, half = (1 + FRACTION) / 2, (1 - FRACTION) / 2
     rows, rho = [(0.0, 1 / middle)], half / middle
     for _ in range(degree - 1):
         rho, *numbers = chebyshev_step(rho, middle, half)
         rows.append(tuple(numbers))
-    return np.array(rows)
+    return np.array(rows) / (1, upper)
 
 
 def spectrum(A: Matrix, inverse_diagonal: np.ndarray, hermitian: bool) -> tuple[float, float]:

@@ -188,7 +188,7 @@ def build(
         else:
             held = coarse()
         last = up if hermitian else _joined(other, counts, mesh), up, stored.range.over
-        recurrence = _hierarchy.recurrence(degree) / (1, upper)
+        recurrence = _hierarchy.recurrence(degree, upper)
         d = d.astype(wide if d.dtype.kind == "c" else narrow)
         levels.append(Level(stored, ways[0], ways[1], d, jnp.asarray(recurrence, narrow)))
         unit = _squared_times(R, unit, starts, mesh)

@@ -253,7 +253,7 @@ def _descended(A: Any, at: Any, most: int, degree: int, dtype: Any) -> tuple[Any
         if step is None:
             break
         at, (S, R, P, inverse, upper), largest = step
-        step = _hierarchy.HostLevel(S, R, P, inverse, _hierarchy.recurrence(degree) / (1, upper))
+        step = Level(S, R, P, inverse, _hierarchy.recurrence(degree, upper))
         levels.append(_on_device(step, None if levels else _shared(A), dtype, len(levels), largest))
     return at, levels
 
@@ -301,7 +301,7 @@ def _built(
     """
     stored = _stored(A, dtype)
 
-    def keep(step: _hierarchy.HostLevel, k: int) -> Level:
+    def keep(step: Level, k: int) -> Level:
         largest = _hierarchy.largest(step.A.data), _hierarchy.largest(step.inverse_diagonal)
         return _on_device(step, None if k else _shared(A), stored, k, largest)
 
@@ -342,8 +342,8 @@ def _grown(M: Multigrid) -> Array:
     return lax.scan(step, start, length=CHECKED)[1][-1]
 
 
-def _on_device(step: _hierarchy.HostLevel, given: Any, dtype: Any, k: int, largest: tuple[float, float]) -> Level:
-    """A level on the device, from SciPy's matrices or from CSR there.
+def _on_device(step: Level, given: Any, dtype: Any, k: int, largest: tuple[float, float]) -> Level:
+    """A level on the device, from one with matrices of SciPy, or with CSR on the device.
 
     Args:
       given: the user's matrix at the finest level where that serves, else None.
