@@ -4,13 +4,12 @@ import importlib.util
 import json
 import pathlib
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
-ROOT = pathlib.Path(__file__).parent.parent
+from tests.process import ROOT, printed
+
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 # Code, and what it prints: a block of text behind it.
@@ -41,15 +40,12 @@ print(json.dumps(told))
 """
 
 
-def printed(paths: list[pathlib.Path]) -> dict[str, str]:
+def outputs(paths: list[pathlib.Path]) -> dict[str, str]:
     """What each program prints; none of them fails."""
     paths = sorted(paths, key=lambda path: path.stem not in FIRST)
     told = []
     for some in (paths[:1], paths[1:]):
-        command = [sys.executable, "-c", IN_TURN, *map(str, some)]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
-        assert done.returncode == 0, done.stderr
-        told += json.loads(done.stdout.splitlines()[-1])
+        told += json.loads(printed("-c", IN_TURN, *some).splitlines()[-1])
     assert not any(error for *_, error in told), "\n".join(f"{path}: {error}" for path, _, error in told if error)
     return {path: out for path, out, _ in told}
 
@@ -67,7 +63,7 @@ def test_every_example_runs_and_prints():
     absent = {name for name in OPTIONAL if importlib.util.find_spec(name) is None}
     here = [p for p in EXAMPLES if not absent & {*re.findall(IMPORTED, p.read_text("utf-8"))}]
     assert len(here) > len(EXAMPLES) / 2
-    told = printed(here)
+    told = outputs(here)
     assert len(told) == len(here) and all(told.values())
 
 
@@ -78,7 +74,7 @@ def test_the_code_of_every_document_runs_from_top_to_bottom_and_prints_what_stan
         code = [code for code, _ in SNIPPETS[program.stem]]
         program.write_text("\nprint('\\f')\n".join(code), encoding="utf-8")
     wrong = []
-    for path, out in printed(programs).items():
+    for path, out in outputs(programs).items():
         snippets = SNIPPETS[pathlib.Path(path).stem]
         for (code, shown), told in zip(snippets, out.split("\f"), strict=True):
             if not alike(told, shown):

@@ -3,8 +3,6 @@
 import copy
 import importlib.util
 import pickle
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +13,7 @@ import scipy.sparse as sp
 import jaxsparse_fmt as jsf
 from solvers import cg, eigsh, lsmr, precond
 from tests.marks import deep, few
+from tests.process import printed
 from tests.zoo import CASES, FIRST_LAYOUTS
 
 S = sp.csr_array(sp.diags_array([np.full(20, 3.0), -np.ones(19), -np.ones(19)], offsets=[0, 1, -1]))
@@ -90,9 +89,7 @@ import jaxsparse_fmt
 program = jax.export.deserialize(bytearray(pathlib.Path(sys.argv[1], "program").read_bytes()))
 print(*map(float, program.call(*pickle.loads(pathlib.Path(sys.argv[1], "arguments").read_bytes()))))
 """
-    run = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    np.testing.assert_allclose([float(word) for word in run.stdout.split()], S @ B, rtol=1e-14)
+    np.testing.assert_allclose([float(word) for word in printed("-c", code, tmp_path).split()], S @ B, rtol=1e-14)
 
 
 @pytest.mark.parametrize("copied", few([copy.copy, copy.deepcopy, lambda a: pickle.loads(pickle.dumps(a))], 1))

@@ -4,10 +4,9 @@ import ast
 import functools
 import graphlib
 import pathlib
-import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).parents[1]
+from tests.process import ROOT, printed
 
 # A line may import what stands in a line above it; modules of one folder import each other, without circles.
 FLOORS = (
@@ -164,13 +163,8 @@ def test_solvers_know_only_the_operator_protocol_and_the_basis():
         assert ours <= OPERATOR | SOLVERS_ALLOWED.get(own, set()), own
 
 
-def run(code: str) -> str:
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    return out.stdout.strip()
-
-
 def test_importing_the_package_and_the_solvers_leaves_heavy_modules_alone():
-    told = run("import sys, jaxsparse_fmt; print(*sys.modules); import solvers; print(*sys.modules)")
+    told = printed("-c", "import sys, jaxsparse_fmt; print(*sys.modules); import solvers; print(*sys.modules)")
     package, both = (line.split() for line in told.splitlines())
     heavy = ("matplotlib", "rich", "numba", "jax.experimental.pallas")
     ours = ("solvers", *(f"jaxsparse_fmt.{name}" for name in ("cli.main", "plot", "distributed")))

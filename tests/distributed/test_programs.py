@@ -1,23 +1,15 @@
 """The compiled programs for 8, 64 and 512 devices: nothing grows with them, and a step waits as seldom as it can."""
 
 import json
-import os
-import pathlib
-import subprocess
-import sys
 
 import pytest
 
-ROOT = pathlib.Path(__file__).parents[2]
+from tests.process import printed
 
 
 def compiled_for(devices: int, what: str) -> tuple[int, int, dict]:
     """The rows of a device, the rounds of the exchange, and the facts of the programs."""
-    env = os.environ | {"JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-m", "tests.distributed.programs", str(devices), what]
-    told = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=900)
-    assert told.returncode == 0, told.stderr
-    facts = json.loads(told.stdout)
+    facts = json.loads(printed("-m", "tests.distributed.programs", devices, what, JAX_PLATFORMS="cpu"))
     return facts["n"] // devices, facts["rounds"], facts["programs"]
 
 

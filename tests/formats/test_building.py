@@ -1,7 +1,5 @@
 """From CSR into storages: rows in order, sizes, the places filled, and layouts refused by name."""
 
-import tracemalloc
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -11,6 +9,7 @@ import jaxsparse_fmt as jsf
 from jaxsparse_fmt._types import CsrArrays
 from jaxsparse_fmt.formats import building
 from tests.formats.pictures import LENGTHS, LONGER, RAGGED
+from tests.process import allocating_at_most
 
 ON_DEVICE = CsrArrays(*(jnp.asarray(a) for a in (RAGGED.data, RAGGED.indices, RAGGED.indptr)), RAGGED.shape)
 both_places = pytest.mark.parametrize("csr", [RAGGED, ON_DEVICE], ids=["host", "device"])
@@ -104,13 +103,8 @@ ARROW = sp.csr_array(sp.vstack([np.ones((1, N)), sp.diags_array(np.ones(N)).tocs
     ],
 )
 def test_one_full_row_is_refused_without_memory(format, layout, nbytes):
-    tracemalloc.start()
-    try:
-        with pytest.raises(ValueError) as caught:
-            jsf.from_scipy(ARROW, format, **layout)
-        assert tracemalloc.get_traced_memory()[1] < 40e6
-    finally:
-        tracemalloc.stop()
+    with allocating_at_most(40e6), pytest.raises(ValueError) as caught:
+        jsf.from_scipy(ARROW, format, **layout)
     text = str(caught.value)
     assert f"format {format!r} would take {nbytes} for a matrix of 5.6 MB in CSR" in text
     assert "use format='csr', or format='auto' of from_scipy" in text

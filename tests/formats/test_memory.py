@@ -1,6 +1,5 @@
 """The memory guard: what would take memory out of proportion is refused before any of it is allocated."""
 
-import tracemalloc
 from functools import partial
 
 import jax
@@ -10,6 +9,7 @@ import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt.formats import building, memory
+from tests.process import allocating_at_most
 from tests.zoo import Layout
 
 
@@ -58,20 +58,16 @@ def test_is_a_huge_shape_of_few_entries_stored_or_refused_without_passing_over_i
     """
     monkeypatch.setattr(memory, "free", lambda: 10**11)
     ends = [[0, n - 1] for n in shape]
-    tracemalloc.start()
-    try:
-        A = jsf.from_coo(*ends, [2.0, 3.0], shape, format)
-    except ValueError as refusal:
-        assert shape[0] == HUGE or format == "csc"
-        what, n = ("columns", shape[1]) if shape[0] < HUGE else ("rows", HUGE)
-        assert f"pointers to {n} {what} would take" in str(refusal) and f"leave out {what}" in str(refusal)
-    else:
-        assert shape[0] < HUGE and A.nbytes < 10**6
-        np.testing.assert_array_equal(A.to_scipy().data, [2.0, 3.0])
-    finally:
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-    assert peak < 10**7
+    with allocating_at_most(10**7):
+        try:
+            A = jsf.from_coo(*ends, [2.0, 3.0], shape, format)
+        except ValueError as refusal:
+            assert shape[0] == HUGE or format == "csc"
+            what, n = ("columns", shape[1]) if shape[0] < HUGE else ("rows", HUGE)
+            assert f"pointers to {n} {what} would take" in str(refusal) and f"leave out {what}" in str(refusal)
+        else:
+            assert shape[0] < HUGE and A.nbytes < 10**6
+            np.testing.assert_array_equal(A.to_scipy().data, [2.0, 3.0])
 
 
 def test_is_the_transpose_of_a_wide_matrix_refused_before_it_is_made():

@@ -21,6 +21,7 @@ import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
 import solvers
+from tests.process import printed
 from tests.solvers.methods import CASES, REFINED
 
 COUNT = int(os.environ.get("JAXSPARSE_INTERRUPTS", "4"))
@@ -182,10 +183,7 @@ if what == "shards":
 )
 def test_a_long_solve_is_left_at_once_and_the_process_ends_well(what, said):
     devices = "--xla_force_host_platform_device_count=4" if what == "shards" else ""
-    command = [sys.executable, "-X", "faulthandler", "-c", ONCE, what]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=300, env=os.environ | {"XLA_FLAGS": devices})
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.split() == said.split()
+    assert printed("-X", "faulthandler", "-c", ONCE, what, XLA_FLAGS=devices).split() == said.split()
 
 
 if __name__ == "__main__":

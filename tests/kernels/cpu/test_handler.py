@@ -2,9 +2,6 @@
 
 import ctypes
 import itertools
-import os
-import subprocess
-import sys
 import time
 
 import jax
@@ -16,6 +13,7 @@ from jax import lax
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt.kernels.cpu import abi, ffi, machine_code
 from solvers import cg
+from tests.process import printed
 
 pytest.importorskip("numba")
 
@@ -82,9 +80,7 @@ print(len([w for w in said if "products run as plain XLA" in str(w.message)]), r
 
 
 def test_an_xla_that_refuses_the_handlers_gets_plain_programs_after_one_warning():
-    run = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.split() == ["1", "True", str(float(S.nnz))]
+    assert printed("-c", WITHOUT).split() == ["1", "True", str(float(S.nnz))]
 
 
 def test_pointers_beyond_the_entries_are_refused_in_words():
@@ -125,10 +121,7 @@ for layout in sys.argv[1:]:
 def test_index_arrays_of_any_content_end_no_process():
     """What glibc's allocator would notice: it fills freed memory, and checks its lists."""
     layouts = ["csr", "dia"]
-    checked = os.environ | {"MALLOC_PERTURB_": "165", "MALLOC_CHECK_": "3"}
-    run = subprocess.run([sys.executable, "-c", CHANGED, *layouts], capture_output=True, text=True, env=checked)
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.split() == layouts
+    assert printed("-c", CHANGED, *layouts, MALLOC_PERTURB_="165", MALLOC_CHECK_="3").split() == layouts
 
 
 def test_a_halted_program_ends_with_an_error_and_the_next_is_right():

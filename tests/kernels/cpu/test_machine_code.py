@@ -4,8 +4,6 @@ import ctypes
 import importlib
 import os
 import signal
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -14,6 +12,7 @@ import jaxsparse_fmt as jsf
 from jaxsparse_fmt import _types
 from jaxsparse_fmt.kernels.cpu import machine_code
 from tests.oracle import wide
+from tests.process import printed
 
 pytest.importorskip("numba")
 
@@ -29,10 +28,7 @@ print(float((A.T @ np.ones(64, "float32")).sum()))
 
 def sums(folder) -> tuple[float, str, float]:
     """Of a product, and of one after the import of Numba; and whether the first imported Numba."""
-    environment = os.environ | {"NUMBA_CACHE_DIR": str(folder)}
-    run = subprocess.run([sys.executable, "-W", "error", "-c", SUM], capture_output=True, text=True, env=environment)
-    assert run.returncode == 0, run.stderr
-    first, imported, last = run.stdout.split()
+    first, imported, last = printed("-W", "error", "-c", SUM, NUMBA_CACHE_DIR=str(folder)).split()
     return float(first), imported, float(last)
 
 

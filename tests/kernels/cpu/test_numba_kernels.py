@@ -1,9 +1,6 @@
 """The kernels for the CPU: equal to dense arithmetic, the same bits always, and never in the way."""
 
 import functools
-import os
-import subprocess
-import sys
 
 import jax
 import jax.export
@@ -21,6 +18,7 @@ from jaxsparse_fmt.kernels.backends import selection, tuning
 from jaxsparse_fmt.kernels.cpu import ffi
 from tests.lowering import lowered
 from tests.oracle import assert_close, assert_product
+from tests.process import printed
 from tests.zoo import CASES
 
 pytest.importorskip("numba")
@@ -206,14 +204,10 @@ print(*map(float, np.concatenate(loaded(native)(A, x))))
 
 def test_a_program_of_another_process_runs_if_it_is_plain_and_else_needs_its_kernels_here(tmp_path):
     """A null pointer must not be called, and no Python runs to replace it."""
-    for what in (WRITES, READS):
-        command = [sys.executable, "-c", COMPILED + what, str(tmp_path / "program")]
-        # JAX cannot serialize again what it has loaded from its cache.
-        fresh = os.environ | {"XLA_FLAGS": "", "JAX_ENABLE_COMPILATION_CACHE": "false"}
-        run = subprocess.run(command, capture_output=True, text=True, env=fresh)
-        assert run.returncode == 0, run.stderr
+    fresh = {"XLA_FLAGS": "", "JAX_ENABLE_COMPILATION_CACHE": "false"}  # else JAX cannot serialize what it loads
+    _, told = (printed("-c", COMPILED + what, tmp_path / "program", **fresh) for what in (WRITES, READS))
     x, dense = np.arange(20.0), np.diag(np.arange(20.0)) + np.diag(np.ones(19), 1)
-    for line in run.stdout.splitlines():
+    for line in told.splitlines():
         np.testing.assert_array_equal(np.array(line.split(), float), [*(dense @ x), *(dense.T @ x)])
 
 
