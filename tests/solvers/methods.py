@@ -78,3 +78,16 @@ def right_hand_side(seed: int = 1, dtype: Any = np.float64, columns: tuple[int, 
     if np.issubdtype(dtype, np.complexfloating):
         b = b + 1j * rng.standard_normal((N, *columns))
     return b.astype(dtype)
+
+
+def rotated(d: np.ndarray, seed: int = 0) -> np.ndarray:
+    """A dense symmetric matrix with the eigenvalues d."""
+    Q, _ = np.linalg.qr(np.random.default_rng(seed).standard_normal((d.size, d.size)))
+    A = (Q * d) @ Q.T
+    return (A + A.T) / 2
+
+
+def neumann(n: int) -> sp.csr_array:
+    """The Laplacian of a path of n points: constants are its null space."""
+    ends = np.isin(np.arange(n), (0, n - 1))
+    return sp.csr_array(sp.diags_array([-1.0, 2.0 - ends, -1.0], offsets=[-1, 0, 1], shape=(n, n)))

@@ -9,10 +9,9 @@ import jaxsparse_fmt as jsf
 from solvers import Status, lobpcg, precond
 from tests.lowering import quick_jit
 from tests.marks import few
-from tests.solvers.test_eigsh import N, assert_pairs, hermitian, wanted
+from tests.solvers.test_eigsh import LAPLACIAN, N, assert_pairs, hermitian, wanted
 
 K = 4
-LAPLACIAN = jsf.gallery.poisson(12, dim=2)  # its second eigenvalue is double
 
 
 @pytest.mark.parametrize(

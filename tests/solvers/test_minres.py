@@ -7,6 +7,7 @@ import pytest
 import jaxsparse_fmt as jsf
 from solvers import Status, minres
 from tests.marks import few
+from tests.solvers.methods import neumann, rotated
 
 N = 48
 
@@ -18,27 +19,15 @@ def spectrum(kind: str) -> np.ndarray:
     return np.where(np.arange(N) % 4 == 1, 0, d)
 
 
-def rotated(d: np.ndarray) -> np.ndarray:
-    Q, _ = np.linalg.qr(np.random.default_rng(0).standard_normal((N, N)))
-    A = (Q * d) @ Q.T
-    return (A + A.T) / 2
-
-
 def vector(seed: int = 1) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(N)
-
-
-def neumann() -> np.ndarray:
-    A = 2 * np.eye(N) - np.eye(N, k=1) - np.eye(N, k=-1)
-    A[0, 0] = A[-1, -1] = 1
-    return A
 
 
 SINGULAR = {
     "semidefinite": rotated(spectrum("semidefinite")),
     "indefinite": rotated(spectrum("indefinite")),
     "diagonal": np.diag(spectrum("indefinite")),
-    "neumann": neumann(),
+    "neumann": neumann(N).toarray(),
     "rank one": np.outer(vector(7), vector(7)),
 }
 

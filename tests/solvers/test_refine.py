@@ -11,6 +11,7 @@ import scipy.sparse as sp
 import jaxsparse_fmt as jsf
 from solvers import Status, cg, precond, refine
 from tests.lowering import equations
+from tests.solvers.methods import rotated
 
 POISSON = sp.csr_array(jsf.gallery.poisson(12))
 RHS = np.random.default_rng(0).standard_normal(POISSON.shape[0])
@@ -42,8 +43,7 @@ def test_the_inner_loop_carries_narrow_vectors_only(dtype):
 
 @pytest.mark.parametrize(("dtype", "kappa"), [("bfloat16", 1e5), ("float16", 1e5), ("float32", 1e12)])
 def test_a_condition_number_beyond_the_narrow_type_is_told_and_the_cure_works(dtype, kappa):
-    Q = np.linalg.qr(np.random.default_rng(1).standard_normal((50, 50)))[0]
-    S, b = (Q * np.geomspace(1, 1 / kappa, 50)) @ Q.T, np.random.default_rng(2).standard_normal(50)
+    S, b = rotated(np.geomspace(1, 1 / kappa, 50), 1), np.random.default_rng(2).standard_normal(50)
     sol = refine(S, b, rtol=1e-10, dtype=dtype, maxiter=5000)
     assert sol.status is Status.PRECISION, sol
     assert np.all(np.isfinite(sol.x)) and float(sol.residual_norm) == pytest.approx(

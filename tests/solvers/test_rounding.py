@@ -8,6 +8,7 @@ import scipy.sparse.linalg as spla
 
 import jaxsparse_fmt as jsf
 from solvers import SolverError, Status, bicgstab, cg, direct, fcg, gmres, idrs, lsmr, minres, precond, refine, solve
+from tests.solvers.methods import rotated
 
 EPS = {"float32": 2.0**-23, "float64": 2.0**-52}
 LIMIT = 10  # units of rounding
@@ -86,9 +87,8 @@ def test_inside_jit_and_in_derivatives_it_is_a_success_too():
 @pytest.mark.parametrize("failing", ["singular", "ill-conditioned", "few steps"])
 def test_a_residual_that_is_not_small_beside_b_is_never_called_rounding(failing, dtype):
     n = 60
-    Q = np.linalg.qr(np.random.default_rng(1).standard_normal((n, n)))[0]
     of = {"singular": np.r_[np.ones(n - 1), 0], "ill-conditioned": np.geomspace(1, EPS[dtype] / 10, n)}
-    S = (Q * of.get(failing, np.geomspace(1, 1e-3, n))) @ Q.T
+    S = rotated(of.get(failing, np.geomspace(1, 1e-3, n)), 1)
     sol = cg(jnp.asarray(S, dtype), np.ones(n, dtype), maxiter=5 if failing == "few steps" else 500)
     assert not sol.success and sol.status is not Status.ROUNDED
     with pytest.raises(SolverError):

@@ -16,6 +16,7 @@ import jaxsparse_fmt as jsf
 from solvers import Status, direct, factorized, precond, solve
 from solvers.host import Host
 from solvers.solve import SMALL
+from tests.solvers.methods import neumann
 
 N = 60
 
@@ -28,12 +29,6 @@ def saddle_point() -> sp.csr_array:
     """Symmetric, with zeros on the diagonal."""
     B = sp.random_array((N // 3, N), density=0.2, rng=np.random.default_rng(0))
     return sp.csr_array(sp.block_array([[tridiagonal(), B.T], [B, None]]))
-
-
-def neumann() -> sp.csr_array:
-    S = tridiagonal(middle=2.0).tolil()
-    S[0, 0] = S[-1, -1] = 1
-    return sp.csr_array(S)
 
 
 def residual(S: sp.csr_array, b: np.ndarray, x: jax.Array) -> float:
@@ -87,7 +82,7 @@ def test_goes_on_where_a_method_fails():
 
 
 def test_a_singular_matrix_ends_with_a_true_reason():
-    S, b = neumann(), np.random.default_rng(0).standard_normal(N)
+    S, b = neumann(N), np.random.default_rng(0).standard_normal(N)
     A = jsf.from_scipy(S)
     sol = solve(A, b)
     assert sol.status in (Status.LEAST_SQUARES, Status.SINGULAR) and not sol.success

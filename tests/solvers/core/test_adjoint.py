@@ -9,6 +9,7 @@ import pytest
 
 from solvers import Adjoint, Status, bicgstab, cg, eigsh, fcg, gmres, minres
 from tests.marks import few
+from tests.solvers.methods import rotated
 
 N = 12
 RNG = np.random.default_rng(5)
@@ -19,13 +20,8 @@ METHODS = [cg, fcg, minres, gmres, bicgstab]
 every_method = pytest.mark.parametrize("solver", METHODS, ids=lambda s: s.__name__)
 
 
-def definite(n=N, condition=100.0):
-    Q, _ = np.linalg.qr(np.random.default_rng(n).standard_normal((n, n)))
-    return Q @ np.diag(np.geomspace(1, condition, n)) @ Q.T
-
-
-S = definite()
-HARD = definite(60, 1e5)
+S = rotated(np.geomspace(1, 100, N), N)
+HARD = rotated(np.geomspace(1, 1e5, 60), 60)
 GENERAL = S + 0.5 * np.triu(RNG.standard_normal((N, N)))
 
 
