@@ -102,7 +102,7 @@ class SparseMatrix(OnOneDevice, Pattern):
         """Bytes of the arrays that `A @ x` reads."""
         pattern = getattr(self, "pattern", None)
         unread = 0 if pattern is None or getattr(self, "reads_pattern") else pattern.nbytes  # noqa: B009
-        return dataclasses.replace(self, **dict.fromkeys(self._unread)).nbytes - unread
+        return self.nbytes - unread
 
     @property
     def fill(self) -> float:

@@ -2,7 +2,7 @@
 
 import abc
 import dataclasses
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import jax
 
@@ -37,8 +37,6 @@ class Pattern(abc.ABC):
     nnz: int
     backend: str
 
-    _unread: ClassVar[tuple[str, ...]] = ()  # arrays that products do not read
-
     @abc.abstractmethod
     def _product_face(self, values: Array, x: Array, backend: str) -> Array:
         """A·x for values [b, n_stored] and x [b, n_cols, p]: [b, n_rows, p]."""
@@ -72,8 +70,8 @@ class Pattern(abc.ABC):
 
     @property
     def _without_values(self) -> Self:
-        """The matrix without `values` and `_unread` arrays: the operand of the primitives in `form.py`."""
-        return dataclasses.replace(self, values=Absent((self.n_stored,)), **dict.fromkeys(self._unread))
+        """The matrix without `values`: the operand of the primitives in `form.py`."""
+        return dataclasses.replace(self, values=Absent((self.n_stored,)))
 
     @property
     def _for_other_values(self) -> Self:

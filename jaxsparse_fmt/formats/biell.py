@@ -9,10 +9,10 @@ sums at the end of the group.
          ⎢ . . 2 . . ⎥   values       [3 1 2 8 9 · · ·, 4 · · · · · · ·, 5 · · · · · · ·, 6 ·… | 7 ·…]  [n_stored]
          ⎢ 3 4 5 6 7 ⎥   col_idx      [0 0 2 3 4 5 5 5, 1 5 5 5 5 5 5 5, 2 5 5 5 5 5 5 5, 3 5… | 4 5…]  [n_stored] int32
          ⎢ . . . 8 . ⎥   slice_ptr    [0 0 0 32 32 32 64]   [6·⌈n_rows / 32⌉ + 1] int32, where the groups start (I)
-         ⎢ . . . . 9 ⎥   row_lengths  [5 1 1 1 1 0]         [n_rows] int32, in storage order
-         ⎣ . . . . . ⎦   perm         [2 0 1 3 4 5]         [n_rows] int32; in col_idx 5 = n_cols: padding
+         ⎢ . . . . 9 ⎥   perm         [2 0 1 3 4 5]         [n_rows] int32; in col_idx 5 = n_cols: padding
+         ⎣ . . . . . ⎦
 
-Bytes: n_stored·(value + 4) + 24·⌈n_rows / 32⌉ + 4 + 8·n_rows. A product does not read `row_lengths`.
+Bytes: n_stored·(value + 4) + 24·⌈n_rows / 32⌉ + 4 + 4·n_rows.
 
 A reproduction of its paper: `format="auto"` never takes it.
 """
@@ -24,7 +24,7 @@ import numpy as np
 
 from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.formats import building
-from jaxsparse_fmt.formats.base import Array, ByRule, ColumnIndex, Pointer, ZeroPadded, storage_format
+from jaxsparse_fmt.formats.base import Array, ByRule, ColumnIndex, Pointer, storage_format
 from jaxsparse_fmt.kernels.layout.address import GROUPS, WARP, Bisected
 
 
@@ -34,10 +34,8 @@ class BisectedGroups(ByRule):
 
     col_idx: ColumnIndex
     slice_ptr: Pointer
-    row_lengths: ZeroPadded
     perm: Array | None
 
-    _unread = ("row_lengths",)
     window = None
 
     @staticmethod

@@ -1,33 +1,25 @@
 """ELL, the ITPACK format (Barbieri et al., §2.4): every row padded to the longest, stored column by column.
 
-         ⎡ 1 . 2 . ⎤      values       [1 3 4 · | 2 · 5 · | · · 6 ·]      [K·n_rows], K = longest row
-         ⎢ . 3 . . ⎥      col_idx      [0 1 0 4 | 2 4 2 4 | 4 4 3 4]      [K·n_rows] int32, 4 = n_cols: padding
-         ⎢ 4 . 5 6 ⎥      row_lengths  [2 1 3 0]                          [n_rows] int32
+         ⎡ 1 . 2 . ⎤      values   [1 3 4 · | 2 · 5 · | · · 6 ·]      [K·n_rows], K = longest row
+         ⎢ . 3 . . ⎥      col_idx  [0 1 0 4 | 2 4 2 4 | 4 4 3 4]      [K·n_rows] int32, 4 = n_cols: padding
+         ⎢ 4 . 5 6 ⎥
          ⎣ . . . . ⎦
 
-Bytes: K·n_rows·(value + 4) + 4·n_rows. Products run over all K columns; only conversions read the row lengths.
+Bytes: K·n_rows·(value + 4). Products run over all K columns.
 """
 
-import dataclasses
 from typing import Self
 
 from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.formats import building, footprint
-from jaxsparse_fmt.formats.base import ByRule, ColumnIndex, ZeroPadded, storage_format
-
-
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Padded(ByRule):
-    """The base of the formats that pad every row to the longest and store column by column."""
-
-    col_idx: ColumnIndex
-    row_lengths: ZeroPadded
+from jaxsparse_fmt.formats.base import ByRule, ColumnIndex, storage_format
 
 
 @storage_format
-class ELL(Padded):
+class ELL(ByRule):
+    col_idx: ColumnIndex
+
     name = "ell"
-    _unread = ("row_lengths",)
 
     @classmethod
     def from_csr(cls, csr: Csr, target: Target) -> Self:

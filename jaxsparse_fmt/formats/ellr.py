@@ -14,15 +14,23 @@ Bytes: K·pitch·(value + 4) + 4·n_rows.
 A reproduction of its paper: `format="auto"` never takes it.
 """
 
+import dataclasses
 from typing import Self
 
 from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.formats import building
-from jaxsparse_fmt.formats.base import storage_format
-from jaxsparse_fmt.formats.ell import Padded
+from jaxsparse_fmt.formats.base import ByRule, ColumnIndex, ZeroPadded, storage_format
 from jaxsparse_fmt.kernels.layout.address import Slices
 
 ALIGNMENT = 32  # rows: 128 bytes of the 4-byte column indices
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Padded(ByRule):
+    """The base of the formats that pad every row to the longest and read it up to its own length."""
+
+    col_idx: ColumnIndex
+    row_lengths: ZeroPadded
 
 
 @storage_format

@@ -18,8 +18,7 @@ from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.base import storage_format
 from jaxsparse_fmt.formats.csr import THREADS
-from jaxsparse_fmt.formats.ell import Padded
-from jaxsparse_fmt.formats.ellr import pitch_of
+from jaxsparse_fmt.formats.ellr import Padded, pitch_of
 from jaxsparse_fmt.kernels.layout.address import Subwarp
 
 

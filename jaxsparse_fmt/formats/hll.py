@@ -1,23 +1,21 @@
 """HLL, hacked ELLPACK (Barbieri et al., §3.2): slices ("hacks") of C rows, each an ELL matrix of its own width.
 
          ⎡ 1 . 2 . ⎤      C = 2
-         ⎢ . 3 . . ⎥      values       [1 3 | 2 · ‖ 4 · | 5 · | 6 ·]      [n_stored]
-         ⎢ 4 . 5 6 ⎥      col_idx      [0 1 | 2 4 ‖ 0 4 | 2 4 | 3 4]      [n_stored] int32, 4 = n_cols: padding
-         ⎣ . . . . ⎦      slice_ptr    [0, 4, 10]                         [n_slices + 1] int32 (hackOffsets)
-                          row_lengths  [2 1 3 0]                          [n_rows] int32, in storage order
+         ⎢ . 3 . . ⎥      values     [1 3 | 2 · ‖ 4 · | 5 · | 6 ·]      [n_stored]
+         ⎢ 4 . 5 6 ⎥      col_idx    [0 1 | 2 4 ‖ 0 4 | 2 4 | 3 4]      [n_stored] int32, 4 = n_cols: padding
+         ⎣ . . . . ⎦      slice_ptr  [0, 4, 10]                         [n_slices + 1] int32 (hackOffsets)
 
 With sigma > 1 rows are sorted by falling length inside windows of sigma rows, so that slices hold rows of similar
 length. `perm` [n_rows] int32 maps storage rows to rows of the matrix; products write directly to the latter.
 
-Bytes: n_stored·(value + 4) + 4·n_rows + 4·(n_slices + 1), and 4·n_rows for `perm`. A product does not read
-`row_lengths`.
+Bytes: n_stored·(value + 4) + 4·(n_slices + 1), and 4·n_rows for `perm`.
 """
 
 from typing import Self
 
 from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.formats import building, footprint
-from jaxsparse_fmt.formats.base import Array, ByRule, ColumnIndex, Pointer, ZeroPadded, storage_format
+from jaxsparse_fmt.formats.base import Array, ByRule, ColumnIndex, Pointer, storage_format
 
 
 @storage_format
@@ -26,13 +24,11 @@ class HLL(ByRule):
 
     col_idx: ColumnIndex
     slice_ptr: Pointer
-    row_lengths: ZeroPadded
     perm: Array | None
     slice_size: int
     sigma: int
 
     name = "hll"
-    _unread = ("row_lengths",)
     layout_options = ("slice_size", "sigma")
 
     @classmethod

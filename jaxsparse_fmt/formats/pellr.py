@@ -19,8 +19,7 @@ from typing import Self
 from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.base import Array, storage_format
-from jaxsparse_fmt.formats.ell import Padded
-from jaxsparse_fmt.formats.ellr import pitch_of
+from jaxsparse_fmt.formats.ellr import Padded, pitch_of
 from jaxsparse_fmt.kernels.layout.address import WARP, Slices
 
 LENGTHS = {"row": 1, "warp": WARP}
