@@ -12,7 +12,7 @@ lanes of a kernel visit. All rules but Jagged store in chunks of C places, one f
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import jax.numpy as jnp
@@ -41,6 +41,7 @@ class Walk:
       inside: [lanes], whether the lane exists; None: all do.
       threads, stride: so many lanes, at distances of `stride`, take one row, and the kernel adds their sums.
       keep: [lanes], whether the lane holds the sum of its row; None: every lane does.
+      entry_of: what `entry` returns, where the address does not follow from base and step.
     """
 
     row: Any
@@ -55,9 +56,12 @@ class Walk:
     threads: int = 1
     stride: int = 1
     keep: Any = None
+    entry_of: Callable[[Any], tuple[Any, Any]] | None = None
 
     def entry(self, e: Any) -> tuple[Any, Any]:
         """The address of entry e in every lane, and in which lanes there is one."""
+        if self.entry_of is not None:
+            return self.entry_of(e)
         live = e < self.count
         return self.base + e.astype(self.base.dtype) * self.step, live if self.inside is None else live & self.inside
 
@@ -264,20 +268,16 @@ class Jagged:
         return (xp.arange(n_stored, dtype=start.dtype) - start[j]).astype(np.int32), j
 
     def walks(self, d: Any, arrays: Arrays, tile: Any, n_stored: int, address_dtype: Any) -> Iterator[Walk]:
-        row = tile * d.rows + d.lanes()
+        row, col_start = tile * d.rows + d.lanes(), arrays["col_start"]
         longest = d.load(arrays["row_lengths"], tile * d.rows)  # rows are sorted: the tile's first is its longest
-        yield _JaggedWalk(d, arrays["col_start"], row, row.astype(address_dtype), longest)
+        base = row.astype(address_dtype)
 
+        def entry(e: Any) -> tuple[Any, Any]:
+            j = jnp.minimum(e, jnp.int32(col_start.shape[0] - 2))
+            start, stop = d.load(col_start, j), d.load(col_start, j + 1)
+            return base + start.astype(address_dtype), (e < longest) & (row < (stop - start))
 
-class _JaggedWalk(Walk):
-    def __init__(self, d, col_start, row, base, longest):
-        super().__init__(row, base, 0, longest, longest)
-        self._d, self._col_start, self._last = d, col_start, col_start.shape[0] - 2
-
-    def entry(self, e):
-        j = jnp.minimum(e, jnp.int32(self._last))
-        start, stop = self._d.load(self._col_start, j), self._d.load(self._col_start, j + 1)
-        return self.base + start.astype(self.base.dtype), (e < self.longest) & (self.row < (stop - start))
+        yield Walk(row, base, 0, longest, longest, entry_of=entry)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -288,20 +288,14 @@ class Starts(Slices):
         raise TypeError("a place that several entries share has no row of its own")
 
     def walks(self, d: Any, arrays: Arrays, tile: Any, n_stored: int, address_dtype: Any) -> Iterator[Walk]:
-        del n_stored
-        row = tile * d.rows + d.lanes()
-        yield _WalkFromStarts(d, arrays["start"], row, row.astype(address_dtype), row < self.n_rows)
+        row, count = tile * d.rows + d.lanes(), jnp.int32(arrays["start"].shape[0])
+        base, inside = row.astype(address_dtype), row < self.n_rows
 
+        def entry(e: Any) -> tuple[Any, Any]:
+            start = d.load(arrays["start"], jnp.minimum(e, count - 1))
+            return base + start.astype(address_dtype), (e < count) & inside
 
-class _WalkFromStarts(Walk):
-    def __init__(self, d, start, row, base, inside):
-        count = jnp.int32(start.shape[0])
-        super().__init__(row, base, 0, count, count, inside=inside)
-        self._d, self._start = d, start
-
-    def entry(self, e):
-        start = self._d.load(self._start, jnp.minimum(e, self.count - 1))
-        return self.base + start.astype(self.base.dtype), (e < self.count) & self.inside
+        yield Walk(row, base, 0, count, count, entry_of=entry)
 
 
 Address: TypeAlias = Slices | Subwarp | Bisected | Jagged | Starts
