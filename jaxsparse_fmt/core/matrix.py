@@ -149,6 +149,8 @@ class SparseMatrix(OnOneDevice, Pattern):
     def matvec_dot(self, x: Array, w: Array) -> tuple[Array, vector_passes.Number]:
         """A·x, and Re wᴴ·A·x from the same pass where that is a kernel. It has no derivative.
 
+        Of a sharded matrix inside shard_map x, w and A·x are pieces, and the number is this device's summand.
+
         Args:
           x, w: [n_cols] and [n_rows], or with p columns each.
         """

@@ -178,13 +178,7 @@ class ShardedMatrix(ShardedAlgebra):
             raise ValueError(f"inside shard_map A.in_basis @ x takes a piece of x, ({over.size},); got {jnp.shape(x)}")
         return over.each(Shards.product, self.shards, as_floating(x, "the vector"))
 
-    def matvec_dot(self, x: Array, w: Array) -> tuple[Array, vector_passes.Number]:
-        """A·x, and Re wᴴ·A·x from the same passes if those are kernels; without a derivative.
-
-        Inside shard_map x, w and A·x are pieces, and the number is this device's summand.
-        """
-        y, (dot,) = self._matvec_sums(x, vector_passes.DOT, w)
-        return y, dot
+    matvec_dot = SparseMatrix.matvec_dot
 
     def _matvec_sums(self, x: Array, what: vector_passes.Pass, *beside: Array) -> tuple[Array, Any]:
         alike = x.ndim == 1 and x.dtype.kind == "f" and all(v.dtype == self.dtype for v in (x, *beside))

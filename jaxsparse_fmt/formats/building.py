@@ -378,13 +378,12 @@ def check_free(needed: int, takes: str, cure: str = "use format='auto' of from_s
 
 def positive(option: str, value: Any, unit: str = "row", least: int = 1) -> int:
     """A layout option as an int. TypeError: no integer. ValueError: below `least`."""
-    units = "entries" if unit == "entry" else f"{unit}s"
     try:
         number = whole_number(option, value, None)
     except TypeError:
-        raise TypeError(f"{option} must be an integer, a number of {units}; got {value!r}") from None
+        raise TypeError(f"{option} must be an integer, a number of {unit}s; got {value!r}") from None
     if number < least:
-        raise ValueError(f"{option} must be at least {least} {unit if least == 1 else units}; got {number}")
+        raise ValueError(f"{option} must be at least {least} {unit if least == 1 else f'{unit}s'}; got {number}")
     return number
 
 

@@ -95,11 +95,6 @@ class PatternCounts:
         return SECTOR // max(self.itemsize, 4)
 
     @functools.cached_property
-    def lengths(self) -> Any:
-        """Entries of each row, [n_rows]; where `csr` is."""
-        return building.rows_of(self.csr).lengths
-
-    @functools.cached_property
     def longest(self) -> int:
         """Entries of the longest row."""
         return int(self.widths(128).max(initial=0))
@@ -112,13 +107,13 @@ class PatternCounts:
     @functools.cached_property
     def widths(self) -> Callable[..., np.ndarray]:
         """widths(slice_size): the longest row of each slice, int64 [n_slices]."""
-
-        of_some = building.longest_by_slice(self.lengths, building.SOME)
+        lengths = building.rows_of(self.csr).lengths
+        of_some = building.longest_by_slice(lengths, building.SOME)
 
         def widths(slice_size: int) -> np.ndarray:
             if slice_size % building.SOME == 0:
                 return building.longest_by_slice(of_some, slice_size // building.SOME)
-            return building.longest_by_slice(self.lengths, slice_size)
+            return building.longest_by_slice(lengths, slice_size)
 
         return functools.cache(widths)
 
