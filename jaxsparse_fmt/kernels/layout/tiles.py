@@ -67,7 +67,7 @@ class Tiles:
         """The column of every place (n_cols in padding), and whether it is the last of its row: [n_stored]."""
         n_cols, tile = self.shape[1], self.lanes * self.entries
         if "ends" in arrays:
-            _, last, (col, place) = self._by_rows(arrays)
+            col, last, place = self._decoded(arrays)
             return col, take(last, place)
         if "marked_delta" not in arrays:
             return arrays["marked_col"] & COLUMN, arrays["marked_col"] < 0
@@ -84,7 +84,7 @@ class Tiles:
         """Row, column (n_cols in padding) and j in the row, of every place: [n_stored] each."""
         n_rows, n_cols = self.shape
         arrays = {name: when_run(a) for name, a in arrays.items()}
-        col, last, stored = self._by_rows(arrays)
+        col, last, by_rows = self._decoded(arrays)
         shape = (self.n_tiles, self.entries, self.lanes)
         last = last.reshape(shape)
         lane_row = arrays["lane_row"].reshape(self.n_tiles, 1, self.lanes)
@@ -94,39 +94,40 @@ class Tiles:
         index = index_dtype(self.n_stored)
         at = jnp.arange(self.n_stored, dtype=index).reshape(self.n_tiles, self.lanes, self.entries)
         at = jnp.swapaxes(in_turn(jnp, at, jnp.swapaxes(row.reshape(shape), 1, 2)), 1, 2).reshape(-1)
+        if by_rows is not None:
+            row, is_first, at = (take(a, by_rows) for a in (row, is_first, at))
         live = col < n_cols
         begin = jnp.zeros(n_rows, index).at[jnp.where(live & is_first, row, n_rows)]
         begin = begin.set(at, mode="drop", unique_indices=True)  # of each row; atomics for every place would cost more
         row = jnp.minimum(row, n_rows - 1)
-        j = jnp.where(live, at - take(begin, row), 0).astype(jnp.int32)
-        if stored is None:
-            return row, col, j
-        col, place = stored
-        return take(row, place), col, take(j, place)
+        return row, col, jnp.where(live, at - take(begin, row), 0).astype(jnp.int32)
 
     @property
     def place_bits(self) -> int:
         """Bits of a place in a tile."""
         return (self.lanes * self.entries).bit_length() - 1
 
-    def _by_rows(self, arrays: Arrays) -> tuple[Array, Array, Any]:
-        """As `columns`, by rows; and of tiles that lie by column the column and the place by rows of every place."""
+    def _decoded(self, arrays: Arrays) -> tuple[Array, Array, Array | None]:
+        """The column of every place, whether each place by rows is the last of its row, and the place by rows of every
+        place; None where they lie by rows.
+        """
         if "ends" not in arrays:
             return *self.columns(arrays), None
         code, bit = arrays["column_place"], jnp.arange(min(self.entries, 32), dtype=jnp.int32)[:, None]
         tile = jnp.arange(self.n_stored, dtype=index_dtype(self.n_stored)) >> self.place_bits
         number = lax.iota(jnp.int32, self.n_stored)
         place = jnp.where(code == -1, number, code) & ((1 << self.place_bits) - 1)  # tiles of padding name no places
-        at = (tile << self.place_bits) + place.astype(tile.dtype)
         last = arrays["ends"].reshape(self.n_tiles, -1, 1, self.lanes) >> bit & 1
         col = jnp.repeat(arrays["step_base"], self.lanes) + (code >> self.place_bits)
         col = jnp.where(code < 0, self.shape[1], col)
-        return _moved(col, at), last.reshape(-1) > 0, (col, at)
+        return col, last.reshape(-1) > 0, (tile << self.place_bits) + place.astype(tile.dtype)
 
     def by_rows(self, values: Array, arrays: Arrays) -> tuple[Array, Arrays]:
         """Values [b, n_stored] and arrays of the same tiles by rows, with columns of 32 bits."""
-        col, last, stored = self._by_rows({name: when_run(a) for name, a in arrays.items()})
-        values = values if stored is None else _moved(values, stored[1])
+        col, last, at = self._decoded({name: when_run(a) for name, a in arrays.items()})
+        if at is not None:
+            to = lambda a: jnp.zeros_like(a).at[..., at].set(a, unique_indices=True, mode="promise_in_bounds")  # noqa: E731
+            values, col = to(values), to(col)
         return values, {name: arrays[name] for name in ("lane_row", "hops")} | {"marked_col": marked(jnp, col, last)}
 
     def decoder(self, d: Any, index: Arrays, tile: Any) -> Any:
@@ -206,8 +207,3 @@ def _before(flags: Array) -> Array:
     count = lax.population_count(word)
     within = lax.population_count(word[:, :, None] & ((jnp.uint32(1) << bit) - 1))
     return ((jnp.cumsum(count, axis=1) - count)[:, :, None] + within).astype(jnp.int32).reshape(flags.shape)
-
-
-def _moved(a: Array, at: Array) -> Array:
-    """a [..., n] with each number at its place `at`, a permutation."""
-    return jnp.zeros_like(a).at[..., at].set(a, unique_indices=True, mode="promise_in_bounds")
