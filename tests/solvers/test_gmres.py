@@ -72,6 +72,11 @@ def test_does_it_stagnate_where_a_cycle_gains_nothing_also_beside_a_column_that_
     assert sol.iterations[0] == 5 < 20 < sol.iterations[1]
 
 
+def test_does_an_M_that_is_not_linear_end_the_first_cycle_whose_true_residual_grows():
+    sol = gmres(jnp.asarray(D), B, M=jnp.abs, restart=5)
+    assert sol.status is Status.STAGNATION and sol.iterations == 5
+
+
 def test_has_the_left_side_derivatives():
     M = jnp.diag(1 / np.diag(D))
     gradient = jax.grad(lambda b: gmres(jnp.asarray(D), b, M=M, side="left", rtol=1e-10).x.sum())(jnp.asarray(B))
