@@ -11,6 +11,7 @@ import scipy.sparse
 from jaxsparse_fmt import choose
 from jaxsparse_fmt.cli import arguments, measure, tables
 from jaxsparse_fmt.cli.progress import Progress
+from jaxsparse_fmt.formats import statistics
 
 HELP = "describe a matrix"
 ABOUT = "Describes a matrix and ranks the formats by the predicted time of a product."
@@ -45,9 +46,9 @@ def describe(S: scipy.sparse.csr_array) -> dict[str, Any]:
         found["row_lengths"] = {f.__name__: f(lengths) for f in (np.min, np.mean, np.max, np.std)}
         found["empty_rows"] = np.count_nonzero(lengths == 0)
     if S.nnz:
-        offsets = S.indices - np.repeat(np.arange(rows), lengths)
-        found["diagonals"] = _distinct(offsets)
-        found["bandwidth"] = {"below": max(-int(offsets.min()), 0), "above": max(int(offsets.max()), 0)}
+        offsets = statistics.occupied(S).astype(np.int64) - (rows - 1)
+        found["diagonals"] = offsets.size
+        found["bandwidth"] = {"below": max(-int(offsets[0]), 0), "above": max(int(offsets[-1]), 0)}
     return found
 
 
@@ -68,14 +69,6 @@ def facts(described: dict[str, Any]) -> list[tuple[str, str]]:
         lines.append(("diagonals", f"{described['diagonals']:,} of {rows + cols - 1:,} hold entries"))
         lines.append(("bandwidth", f"{band['below']:,} below the main diagonal, {band['above']:,} above"))
     return lines
-
-
-def _distinct(numbers: np.ndarray) -> int:
-    """The count of different numbers; sorts them only if a table of all values between them would be much longer."""
-    low, high = int(numbers.min()), int(numbers.max())
-    if high - low <= 8 * numbers.size:
-        return int(np.count_nonzero(np.bincount(numbers - low)))
-    return np.unique(numbers).size
 
 
 def _symmetry(S: scipy.sparse.csr_array) -> str:

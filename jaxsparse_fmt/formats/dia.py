@@ -109,8 +109,8 @@ class DIA(ByRule):
 
         def shared():
             mirrored = sddmm.outer(x, y, index, rule=rule, backend=backend)
-            mirrored = jnp.where(_each(imaged, self.n_stored), mirrored, 0)
-            return jnp.where(_each(own, self.n_stored), v + mirrored, 0)
+            mirrored = jnp.where(jnp.repeat(imaged, n_rows), mirrored, 0)
+            return jnp.where(jnp.repeat(own, n_rows), v + mirrored, 0)
 
         return lax.cond(jnp.all(own), lambda: v, shared)
 
@@ -260,12 +260,6 @@ def _shares(offsets: Array, start: Array, n_rows: int) -> tuple[Array, Array]:
     own = start == jnp.arange(count, dtype=start.dtype) * n_rows
     image = jnp.where(own, count, (start - offsets) // max(n_rows, 1))  # a mirrored one begins its offset before that
     return own, jnp.zeros_like(own).at[image].set(True, mode="drop")
-
-
-def _each(of_diagonals: Array, n_stored: int) -> Array:
-    """A flag of each diagonal, repeated for each of its places: [n_stored]."""
-    count = of_diagonals.shape[0]
-    return jnp.broadcast_to(of_diagonals[:, None], (count, n_stored // max(count, 1))).reshape(-1)
 
 
 def _mirrored_on_host(values, pattern, n_rows: int, below, above, distance) -> np.ndarray:

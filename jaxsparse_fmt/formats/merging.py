@@ -122,11 +122,6 @@ def place(csr: Csr, rule: Rule, arrays: Arrays, dtype: Any) -> tuple[jax.Array, 
     return _gather(csr.data, entry, np.dtype(dtype))
 
 
-def _bounds(j: Any, length: Any, width: Any) -> tuple[Any, Any]:
-    """The first and the last entry of a row that place j of `width` can hold; width − 1 − j places follow place j."""
-    return jnp.maximum(length - (width - j), 0), jnp.minimum(j, length - 1)
-
-
 @functools.partial(jax.jit, static_argnums=2)
 def _longest_search(indptr, arrays, rule):
     """The most entries, without the last, between the bounds of any place."""
@@ -148,7 +143,8 @@ def _find(indptr, indices, arrays, rule, most):
     width = jnp.broadcast_to(width, (owner.shape[0], rule.address.lanes)).reshape(-1)
     first = take(indptr, row)
     length = (take(indptr, row + 1) - first).astype(jnp.int32)
-    low, high = _bounds(j, length, width)
+    # The first and the last entry of a row that place j can hold, since width − 1 − j places follow it.
+    low, high = jnp.maximum(length - (width - j), 0), jnp.minimum(j, length - 1)
 
     def column(i):
         return take(indices, jnp.clip(first + low + i, 0, indices.shape[0] - 1))
