@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, batching
 
 from jaxsparse_fmt._types import Array, standard_promotion
 from jaxsparse_fmt.core import mesh_axes, vector_passes
@@ -125,17 +125,10 @@ def _abstract(face, a, b, *leaves, tree, backend):
     return jax_versions.abstract_like((a, b), _out_shape(face, tree, a, b, leaves), jnp.result_type(a.dtype, b.dtype))
 
 
-def _lower(face, platform, ctx, *operands, tree, backend):
-    platform = jax_versions.lowering_platform(platform, ctx)
-
-    def compute(a, b, *leaves):
-        pattern = jax.tree.unflatten(tree, leaves)
-        runs = selection.resolve(backend, platform, pattern._wants_shared_memory(face, b.shape[2]))
-        return computed(face, pattern, a, b, runs)
-
-    promotion = jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow")
-    with jax_versions.without_deprecation(), promotion[0], promotion[1]:
-        return mlir.lower_fun(compute, multiple_results=False)(jax_versions.bare(ctx), *operands)
+def _compute(face, a, b, *leaves, platform, tree, backend):
+    pattern = jax.tree.unflatten(tree, leaves)
+    runs = selection.resolve(backend, platform, pattern._wants_shared_memory(face, b.shape[2]))
+    return computed(face, pattern, a, b, runs)
 
 
 def computed(face: str, pattern: Pattern, a: Array, b: Array, backend: str) -> Array:
@@ -250,26 +243,14 @@ def _merge(a):
 
 
 def _register(face: str, primitive: Any) -> None:
-    def impl(*operands, **params):
-        with jax.disable_jit(False):  # else `_compiled` would bind the primitive, which would call `impl` again
-            return _compiled(face, *operands, **params)
-
     def rule(of: Any) -> Any:
         return standard_promotion(functools.partial(of, face))
 
-    primitive.def_impl(impl)
     primitive.def_abstract_eval(rule(_abstract))
     ad.primitive_jvps[primitive] = rule(_jvp)
     ad.primitive_transposes[primitive] = rule(_transpose)
     batching.primitive_batchers[primitive] = rule(_batch)
-    for platform in (None, "cpu", "cuda"):
-        mlir.register_lowering(primitive, functools.partial(_lower, face, platform), platform=platform)
-
-
-@functools.partial(jax.jit, static_argnums=0, static_argnames=("tree", "backend"))
-def _compiled(face, *operands, tree, backend):
-    """A face outside jit: a program of its own, compiled once per layout shape."""
-    return PRIMITIVES[face].bind(*operands, tree=tree, backend=backend)
+    vector_passes.lower_by_platform(primitive, functools.partial(_compute, face))
 
 
 for _face, _primitive in PRIMITIVES.items():

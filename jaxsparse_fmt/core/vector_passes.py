@@ -128,7 +128,6 @@ def platform_primitive(name: str, compute: Callable[..., Any], mapped: Callable[
     primitive = Primitive(name)
     primitive.multiple_results = True
 
-    @standard_promotion
     def leaves(*operands, platform, backend, **parameters):
         return jax.tree.leaves(compute(*operands, backend=selection.resolve(backend, platform), **parameters))
 
@@ -148,25 +147,32 @@ def platform_primitive(name: str, compute: Callable[..., Any], mapped: Callable[
         out = jax.vmap(functools.partial(plain, **parameters), tuple(dims))(*operands)
         return out, (0,) * len(out)
 
-    def lower(platform, ctx, *operands, **parameters):
-        with jax_versions.without_deprecation():
-            f = functools.partial(leaves, platform=jax_versions.lowering_platform(platform, ctx))
-            return mlir.lower_fun(f, multiple_results=True)(jax_versions.bare(ctx), *operands, **parameters)
-
-    @functools.partial(jax.jit, static_argnames="parameters")
-    def impl(*operands, parameters):
-        return primitive.bind(*operands, **dict(parameters))
-
-    def compiled(*operands, **parameters):
-        with jax.disable_jit(False):  # else `impl` would bind the primitive, which would call `compiled` again
-            return impl(*operands, parameters=tuple(parameters.items()))
-
-    primitive.def_impl(compiled)
     primitive.def_abstract_eval(abstract)
     batching.primitive_batchers[primitive] = batch
+    lower_by_platform(primitive, leaves)
+    return primitive
+
+
+def lower_by_platform(primitive: Primitive, compute: Callable[..., Any]) -> None:
+    """Lowers a primitive as compute(*operands, platform="cuda", "cpu" or None, **parameters); outside jit, too."""
+
+    def lower(platform, ctx, *operands, **parameters):
+        f = standard_promotion(functools.partial(compute, platform=jax_versions.lowering_platform(platform, ctx)))
+        with jax_versions.without_deprecation():
+            lowered = mlir.lower_fun(f, multiple_results=primitive.multiple_results)
+            return lowered(jax_versions.bare(ctx), *operands, **parameters)
+
+    @functools.partial(jax.jit, static_argnames="parameters")
+    def compiled(*operands, parameters):
+        return primitive.bind(*operands, **dict(parameters))
+
+    def impl(*operands, **parameters):
+        with jax.disable_jit(False):  # else `compiled` would bind the primitive, which would call `impl` again
+            return compiled(*operands, parameters=tuple(parameters.items()))
+
+    primitive.def_impl(impl)
     for platform in (None, "cpu", "cuda"):
         mlir.register_lowering(primitive, functools.partial(lower, platform), platform=platform)
-    return primitive
 
 
 sweep_p = platform_primitive("vector_sweep", _sweep)
