@@ -73,8 +73,8 @@ def listed(a: Csr, b: Csr) -> tuple[Csr, Array, Array, Array]:
     """As `patterns.listed`."""
     products, shape = _checked(a, b), (a.shape[0], b.shape[1])
     with _wide(shape):
-        key, order, left, right, n = _listed(a, b, products)
-        return *_first_of_each(key, shape, int(n)), *_in_order(order, left, right)
+        key, left, right, n = _listed(a, b, products)
+        return *_first_of_each(key, shape, int(n)), left, right
 
 
 def multiplied(a: Csr, b: Csr) -> tuple[Csr, Array, Array, Array]:
@@ -213,7 +213,7 @@ def _lengths(a: Csr, b: Csr) -> Array:
 def _listed(a: Csr, b: Csr, products: int) -> tuple[Array, ...]:
     row, col, left, right = expanded(a, b, products)
     key, order, n = sorted_keys(row, col, (a.shape[0], b.shape[1]))
-    return key, order, left, right, n
+    return key, take(left, order), take(right, order), n
 
 
 @functools.partial(jax.jit, static_argnums=2)
@@ -232,11 +232,6 @@ def expanded(a: Csr, b: Csr, products: int) -> tuple[Array, ...]:
     right = jnp.minimum(right, b.nnz - 1)
     row = jnp.where(number < ptr[-1], take(building.entries(a)[0], left), a.shape[0])
     return row, take(b.indices, right), left, right
-
-
-@jax.jit
-def _in_order(order: Array, *arrays: Array) -> tuple[Array, ...]:
-    return tuple(take(a, order) for a in arrays)
 
 
 @jax.jit

@@ -159,9 +159,8 @@ def rank(S: Any, dtype: Any = None, platform: str | None = None, backend: str = 
     keeps = platform == "gpu" and selection.shares_memory(selection.resolve(own, "cuda", shared=True))
     formats = [name for name in FORMATS if kernels != "numba" or name in NATIVE]
     pattern = PatternCounts(csr, dtype, platform, keeps)
-    kept = [s for s in storages(pattern, formats) if kernels != "numba" or not _by_bits(s, pattern)]
     copy = copy_speed(device.device_kind) if platform == "gpu" else COPY[platform]
-    choices = [_choice(s, csr, dtype.itemsize, kernels, copy) for s in kept]
+    choices = [_choice(s, csr, dtype.itemsize, kernels, copy) for s in storages(pattern, formats)]
     return sorted(choices, key=lambda c: c.cost)
 
 
@@ -292,11 +291,6 @@ def _efficiency(kernels: str, name: str, nnz: int, n_rows: int, itemsize: int) -
     """The fraction of a copy's speed for rows of mean length nnz / n_rows."""
     efficiency = EFFICIENCY[kernels][name][nnz >= LONG_ROWS * n_rows][itemsize > 4]
     return efficiency * (NARROW[kernels] if itemsize == 2 else 1.0)
-
-
-def _by_bits(s: Storage, pattern: PatternCounts) -> bool:
-    """Whether a bit tells holes from entries, which takes a CPU twelve times as long: there are holes and zeros."""
-    return s.format == "dia" and s.places > pattern.csr.nnz and pattern.has_zeros
 
 
 def _seconds_of_xla(s: Storage, csr: Csr, itemsize: int) -> float:

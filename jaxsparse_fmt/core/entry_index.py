@@ -44,25 +44,26 @@ _kept = Kept(4096)
 
 def of(A: Any) -> Index:
     """The index between A's `values` and its `data`."""
-    return _found(_index, A) or _index(A)
+    return _of_pattern(_index, A)
 
 
 def turned(A: Any) -> Index:
     """The index between A's `data` and that of its transpose."""
-    return _found(_turned, A) or _turned(A)
+    return _of_pattern(_turned, A)
 
 
 def ids(A: Any) -> tuple[Array, Array]:
     """Row and column [nnz] int32 of each entry of `data`; kept with the pattern, in 8 bytes an entry."""
-    return _found(_ids, A) or _ids(A)
+    return _of_pattern(_ids, A)
 
 
-def _found(make: Any, A: Any) -> Any:
+def _of_pattern(make: Any, A: Any) -> Any:
+    """make(A), or what an earlier call made for the same pattern."""
     leaves, tree = jax.tree.flatten(A)
     values = vars(A).get("values")
     arrays = [a for a in leaves if a is not values]
     if not arrays or any(isinstance(a, Tracer) or not isinstance(a, jax.Array) for a in arrays):
-        return None
+        return make(A)
     stand_in = lambda: [jnp.zeros(a.shape, bool) if a is values else a for a in leaves]  # noqa: E731
     return _kept.get((make, tree), arrays, lambda: make(jax.tree.unflatten(tree, stand_in())))
 
