@@ -196,7 +196,7 @@ def solved(A: Any, b: Any, x0: Any, settings: Any) -> Solution:
     most = STEPS if settings["maxiter"] is None else settings["maxiter"]
     own = {"M": dataclasses.replace(F, A=None), "maxiter": most, "adjoint": adjoint}
     sol = solve(METHOD, A, b, x0, settings | own)
-    if not arguments.is_traced(sol.code) and bool(jnp.all(sol.success)):
+    if not arguments.is_traced(sol.code) and bool(np.all(sol.success)):
         return sol
     finite = jnp.isfinite(_size(F.A)) & jnp.all(jnp.isfinite(b), axis=0)
     condition = lax.cond(jnp.all(sol.success), lambda _: jnp.zeros_like(_size(F.A)), _condition, lax.stop_gradient(F))

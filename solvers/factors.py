@@ -78,7 +78,7 @@ class HostFactors:
     A result is NaN where the matrix has no factors.
 
     Attributes:
-      row, col, values: [n_stored], the entries; col is n in padding.
+      row, col, values: [nnz], the entries.
       digest: [16], which says that the host has factored these entries.
     """
 
@@ -169,8 +169,7 @@ def made(A: Any, recipe: Recipe, maker: str) -> Any:
         return made(A.T, recipe, maker).T
     dtype = jnp.promote_types(_checked(A, maker).dtype, jnp.float32)
     if arguments.is_traced(A):
-        row, col, _, values = lax.stop_gradient(A.entries())
-        return _traced(A.shape[0], recipe, row, col, values.astype(dtype))
+        return _traced(A.shape[0], recipe, A.row_ids, A.col_ids, lax.stop_gradient(A.data).astype(dtype))
     return split(on_host(A, recipe, maker)[1], dtype)
 
 
@@ -294,9 +293,9 @@ def _kept(n: int, recipe: Recipe, row: Any, col: Any, values: Any, digest: bytes
     if place:
         return place[0]
     row, col, values = map(np.asarray, (row, col, values))
-    real, found = col < n, None
-    if np.all(np.isfinite(values[real])):
-        host = Host(scipy.sparse.csc_array((values[real], (row[real], col[real])), shape=(n, n)))
+    found = None
+    if np.all(np.isfinite(values)):
+        host = Host(scipy.sparse.csc_array((values, (row, col)), shape=(n, n)))
         orders = _orders(_digest(n, recipe, row, col))
         with contextlib.suppress(SolverError, ValueError):
             made = _factored(host, recipe, "A", *orders[:1])

@@ -113,7 +113,12 @@ def transformed(A: Any, M: Any, sigma: Any, v0: Any, search: Callable[..., Any])
         root = _root(M, A.shape)
         inner = Reduced(inner, M, root, root.T, arguments.is_traced(M))
         v0 = None if v0 is None else root @ (M @ v0)
-    found = search(inner, v0=v0)
+    return _returned(A, M, sigma, inner, search(inner, v0=v0))
+
+
+@jax.jit
+def _returned(A: Any, M: Any, sigma: Any, inner: Any, found: Any) -> Any:
+    """The pairs of A, from those that were `found` of `inner`."""
     values, X = found.eigenvalues, found.eigenvectors
     if isinstance(inner, Reduced):
         X = inner.adjoint(inner.powered(X, -0.5))

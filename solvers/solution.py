@@ -100,8 +100,9 @@ class Outcome:
     @property
     def success(self) -> bool | Array:
         """Whether x meets the tolerance, or is as accurate as the dtype allows; a bool outside jit."""
-        met = self._failure == 0
-        return bool(met) if is_one_number(met) else met
+        if is_one_number(self.code):
+            return self.status in (Status.CONVERGED, Status.ROUNDED)
+        return self._failure == 0
 
     @property
     def _failure(self) -> Array:

@@ -1,9 +1,11 @@
 """The largest singular values of a matrix and their vectors, by the eigenpairs of Aᴴ·A or A·Aᴴ, the smaller one."""
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -91,6 +93,11 @@ def svds(
         )
     tall = shape[0] >= shape[1]
     found = eigsh(Square(A, tall), k, which="LA", v0=v0, ncv=ncv, maxiter=maxiter, tol=tol)
+    return _triples(tall, A, found)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _triples(tall: bool, A: Any, found: Any) -> SingularSolution:
     own = found.eigenvectors[:, ::-1]
     image = A @ own if tall else adjoint_product(A, own)
     # The singular vectors of A in the space that was found: of small s, whose images are rounding, they are as exact.

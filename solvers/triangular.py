@@ -43,30 +43,30 @@ def spsolve_triangular(
     checks.on_one_device(A, "spsolve_triangular")
     b = as_vector(b, A, 0, "b must be")
     with concrete():
-        row, col, place, _ = A.entries()
-    if arguments.is_traced(row, col, place):
+        row, col = A.row_ids, A.col_ids
+    if arguments.is_traced(row, col):
         raise TypeError(
             "spsolve_triangular needs a known pattern, and this one is traced: close over A and pass only its values, "
             "for A.with_data(data); or use direct"
         )
-    row, col, place = (np.asarray(a)[np.asarray(col) < n] for a in (row, col, place))
+    row, col = np.asarray(row), np.asarray(col)
     wrong = np.flatnonzero(row < col if lower else row > col)
     if wrong.size:
         at, side, cure = (int(row[wrong[0]]), int(col[wrong[0]])), *(("lower", "tril") if lower else ("upper", "triu"))
         raise ValueError(f"A is not {side} triangular: it has an entry at {at}; pass jsf.{cure}(A), or use direct")
     off = row != col
-    N = scipy.sparse.csr_array((place[off].astype(np.int64), (row[off], col[off])), shape=(n, n))
-    N.sort_indices()
+    N = scipy.sparse.csr_array((np.flatnonzero(off), (row[off], col[off])), shape=(n, n))
     data = A.data.astype(jnp.promote_types(A.dtype, jnp.float32))
-    values, D = data[N.data], None
+    values, D = jnp.take(data, N.data), None
     if not unit_diagonal:
         on = np.full(n, -1)
-        on[row[~off]] = place[~off]
-        D = jnp.where(on < 0, 0, data[on])
-        zero = np.array([]) if arguments.is_traced(D) else np.flatnonzero(np.asarray(D) == 0)
-        if np.any(on < 0) or zero.size:
-            first = int(zero[0]) if zero.size else int(np.argmin(on))
-            raise ValueError(f"A is singular: its diagonal is zero in row {first}")
+        on[row[~off]] = np.flatnonzero(~off)
+        zero = on < 0
+        if not np.any(zero):
+            D = jnp.take(data, on)
+            zero = zero if arguments.is_traced(D) else np.asarray(D) == 0
+        if np.any(zero):
+            raise ValueError(f"A is singular: its diagonal is zero in row {np.argmax(zero)}")
     made = Triangle.of(N, not lower)
     rows = np.repeat(np.arange(n, dtype=np.int32), np.diff(N.indptr))
     return _solved(dataclasses.replace(made, values=values, is_transposed=transposed), D, rows, b)
