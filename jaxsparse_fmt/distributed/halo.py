@@ -35,9 +35,9 @@ Array = jax.Array
 
 # Bytes more to each device that one collective less is worth. A permute alone took 45 to 54 µs on 8 H200, however few
 # bytes it moved (JAX 0.11.2), in which a network of 400 Gb/s moves 2.4 MB and NVLink 14 MB. Where both move the same,
-# they take the same: 614 µs a step of cg on two H200 with a permute, 616 with an all_to_all
-# (2026-11-25_scaling_2xh200.md). So slabs and boxes with large faces take permutes; small pieces, and devices with many
-# neighbours, one all_to_all.
+# they take the same on two H200: 614 µs a step of cg with a permute, 616 with an all_to_all; on four, each of which
+# needs 10 MB of the three others, 250 with permutes and 237 with an all_to_all (Holstein-Hubbard 6, 6, 12). So slabs
+# and boxes with large faces take permutes; small pieces, and devices with many neighbours, one all_to_all.
 ROUND = 2**21
 
 
@@ -138,7 +138,7 @@ def plan(needs: dict[int, np.ndarray], over: Distribution, itemsize: int = 8) ->
     distances, number = np.unique((source - target) % parts, return_inverse=True)
     sizes, rounds, longest = np.zeros(len(distances), np.int64), len(distances), int(count.max())
     np.maximum.at(sizes, number, count)
-    if (parts * longest - int(sizes.sum())) * itemsize <= ROUND * (rounds - 1):
+    if ((parts - 1) * longest - int(sizes.sum())) * itemsize < ROUND * (rounds - 1):  # its own list crosses no link
         how = Exchange(sizes=(longest,), pairs=None, width=parts * longest, axis=over.axis)
         sent, place, reason = longest * target, longest * source, f"all_to_all instead of {rounds} permutes"
     else:

@@ -64,6 +64,7 @@ def test_every_needed_unknown_arrives_where_the_plan_says_and_goes_home(kind, mo
     [
         (8, (-1, 1), 40, "all_to_all", 8 * 40),  # small pieces, of the coarse levels of multigrid too
         (4, (-2, -1, 1), 600, "all_to_all", 4 * 600),
+        (4, range(-3, 4), 600_000, "all_to_all", 4 * 600_000),  # as much over the links, whose own lists cross none
         (8, (-1, 1), 512**2, "permute", 2 * 512**2),  # the faces of slabs
         (2, (-1, 1), 10, "permute", 10),  # two devices send each other all that they need in one permute
         (64, range(-20, 21), 2000, "all_to_all", 64 * 2000),
