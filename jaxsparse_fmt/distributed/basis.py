@@ -202,7 +202,7 @@ def _enter(basis: ShardedBasis, x: Array) -> Array:
         x = jnp.pad(x, ((0, behind), *((0, 0),) * (x.ndim - 1)))
         if basis.route is not None:
             return over.each(Route.piece, basis.route, x)
-        return _on_pieces(even_blocks.to_pieces, x, over)
+        return _on_pieces(x, over, back=False)
 
     return over.by_xla(entered, (basis, x), mesh_axes.spec_like(x, over.axis))
 
@@ -215,7 +215,7 @@ def _leave(basis: ShardedBasis, y: Array, explicit: Any) -> Array:
         if basis.route is not None:
             out = over.each(functools.partial(Route.block, m=over.even.size), basis.route, y)[: basis.n]
         else:
-            out = _on_pieces(even_blocks.to_blocks, y, over)[: basis.n]
+            out = _on_pieces(y, over, back=True)[: basis.n]
         return constrained(out, over) if basis.has_even_blocks else out
 
     return over.by_xla(left, (basis, y), mesh_axes.spec_like(y, explicit))
@@ -233,10 +233,10 @@ def _noise(over: Distribution, shape: tuple[int, ...], dtype: Any) -> Array:
     return over.by_xla(made, (), PartitionSpec(over.axis))
 
 
-def _on_pieces(f: Callable[..., Array], x: Array, over: Distribution) -> Array:
+def _on_pieces(x: Array, over: Distribution, back: bool) -> Array:
     if over == over.even and len({over.size, *over.counts}) == 1:
         return constrained(x, over)  # every even block is a piece
-    return over.each(lambda _, x: f(x, over), (), x)
+    return over.each(lambda _, x: even_blocks.moved(x, over, back), (), x)
 
 
 def lies_on(a: Array, mesh: Mesh) -> bool:

@@ -20,18 +20,13 @@ from jaxsparse_fmt.distributed.distribution import Distribution
 Array = jax.Array
 
 
-def to_pieces(x: Array, over: Distribution) -> Array:
-    """A device's piece [size, ...] of the even blocks x [m, ...], zero in empty places; for use inside shard_map."""
-    return _moved(x, over, over.size, back=False)
+def moved(a: Array, over: Distribution, back: bool) -> Array:
+    """A device's piece [size, ...] of the even blocks a [m, ...], zero in empty places; for use inside shard_map.
 
-
-def to_blocks(y: Array, over: Distribution) -> Array:
-    """A device's even block [m, ...] of the pieces y [size, ...]; for use inside shard_map."""
-    return _moved(y, over, over.even.size, back=True)
-
-
-def _moved(a: Array, over: Distribution, n: int, back: bool) -> Array:
-    """[n, ...] the runs that this device receives, added to zeros."""
+    Args:
+      back: whether it is the device's even block [m, ...] of the pieces a [size, ...].
+    """
+    n = over.even.size if back else over.size
     block, piece, in_block, in_piece, length = _runs(over)
     sender, receiver, begin, to = (piece, block, in_piece, in_block) if back else (block, piece, in_block, in_piece)
     k, parts, longest = lax.axis_index(over.axis), len(over.counts), int(length.max(initial=0))

@@ -65,10 +65,6 @@ class Exchange:
     width: int = _static(0)
     axis: Any = dataclasses.field(default=None, metadata={"static": True})
 
-    @property
-    def kind(self) -> str:
-        return "all_to_all" if self.pairs is None else "permute"
-
 
 def exchange(x: Array, how: Exchange) -> Array:
     """The halo buffer [width] or [width, p] of this device from its piece x [m] or [m, p], for use inside shard_map.

@@ -39,7 +39,8 @@ class Shards:
         y = A.matvec(v)
         for B, h in beyond:
             y, h = _in_turn(y, h)
-            y = self._summed(y, B.matvec(h))
+            more = B.matvec(h)
+            y = y + more if self.boundary is None else y.at[self.boundary].add(more, **ONCE)
         return y
 
     def product_sums(self, x: Array, what: vector_passes.Pass, *beside: Array) -> tuple[Array, Any]:
@@ -74,12 +75,6 @@ class Shards:
             return [(self.blocks[0], jnp.concatenate([x, h]))]
         local, beyond = self.blocks
         return [(local, x), (beyond, h)]
-
-    def _summed(self, y: Array, more: Array) -> Array:
-        """The sum of the blocks' products."""
-        if self.boundary is None:
-            return y + more
-        return y.at[self.boundary].add(more, **ONCE)
 
     def entries(self) -> list[tuple[Array, Array, Array, Array]]:
         """For every stored place of each block, on one device: its row, its column among [x | halo], its index in the

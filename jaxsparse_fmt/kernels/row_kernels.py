@@ -17,7 +17,7 @@ from jax import lax
 from jaxsparse_fmt._types import Array, index_dtype, x64_enabled
 from jaxsparse_fmt.kernels.backends import launch, pairs, tuning
 from jaxsparse_fmt.kernels.coordinates import accumulator
-from jaxsparse_fmt.kernels.layout.address import Bisected, Slices, Starts, Subwarp
+from jaxsparse_fmt.kernels.layout.address import Bisected, Slices, Subwarp
 from jaxsparse_fmt.kernels.layout.columns import Blocked, Delta, Diagonal, Rule
 
 
@@ -142,10 +142,6 @@ class Sizes:
     def entries(self, walk, trip):
         """(number, address, whether it exists) of each entry of a trip."""
         return [(e, *walk.entry(e)) for e in (trip * self.unroll + u for u in range(self.unroll))]
-
-    def load_values(self, d, values, at, live):
-        once = not isinstance(self.rule.address, Starts)
-        return None if values is None else d.load(values, at, live, 0, once=once)
 
 
 def launch_rows(

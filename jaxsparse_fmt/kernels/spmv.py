@@ -128,7 +128,7 @@ def product_kernel(
     pattern, rows_of_y = arrays.get("pattern"), n_rows if adds_to is None else adds_to
     tile, column_block, batch = sizes.position(d.program_id())
     whole, d = d, LaneGroups(d, sizes.lanes_a_row) if sizes.lanes_a_row > 1 else d
-    columns = sizes.columns(d, column_block)
+    columns, once = sizes.columns(d, column_block), not isinstance(rule.address, Starts)
     first: Any = None
     totals: Any = None
     for walk in sizes.walks(d, arrays, tile):
@@ -139,7 +139,9 @@ def product_kernel(
             cols = rule.column.in_kernel(d, arrays, walk, entries, n_cols)
             if rule.column.implied:  # then places without a column need not be read, nor be there
                 entries = [(e, at, exists) for (e, at, _), (_, exists) in zip(entries, cols, strict=True)]
-            vals = [sizes.load_values(d, values, batch * rule.n_stored + at, live) for _, at, live in entries]
+            vals: list[Any] = [None] * len(entries)
+            if values is not None:
+                vals = [d.load(values, batch * rule.n_stored + at, live, 0, once=once) for _, at, live in entries]
             for (_, at, live), (c, exists), v in zip(entries, cols, vals, strict=True):
                 xs = pack.load(d, x, (batch * n_cols + c) * p, columns, exists)
                 terms = [widened(xq, sizes.acc) for xq in xs]

@@ -121,14 +121,6 @@ def _address_of(number: int) -> int:
 
 
 @functools.cache
-def _handler() -> int:
-    from jaxsparse_fmt.kernels.cpu import handler
-
-    module = handler.module(_table.ctypes.data, _interrupts.ctypes.data)
-    return machine_code.compiled(str(module), TARGET)
-
-
-@functools.cache
 def _registered() -> bool:
     """Whether XLA has taken the handler; warns if it refuses it."""
     capsule = ctypes.pythonapi.PyCapsule_New
@@ -138,7 +130,11 @@ def _registered() -> bool:
     except RuntimeError:  # JAX_PLATFORMS leaves out CPUs
         return False
     try:
-        jax.ffi.register_ffi_target(TARGET, capsule(_handler(), None, None), platform="cpu")
+        from jaxsparse_fmt.kernels.cpu import handler
+
+        module = handler.module(_table.ctypes.data, _interrupts.ctypes.data)
+        address = machine_code.compiled(str(module), TARGET)
+        jax.ffi.register_ffi_target(TARGET, capsule(address, None, None), platform="cpu")
     except Exception as error:
         _fail("this jaxlib does not call the kernels for the CPU", error)
         return False
