@@ -153,40 +153,53 @@ def test_every_door_is_open_under(switch):
             close(jsf.from_scipy(S) @ np.ones(S.shape[1]), S @ np.ones(S.shape[1]), switch)
 
 
-METHODS = {
-    "cg": (solvers.cg, DEFINITE, {}),
-    "cg in one reduction": (solvers.cg, DEFINITE, {"one_reduction": True}),
-    "fcg": (solvers.fcg, DEFINITE, {}),
-    "minres": (solvers.minres, DEFINITE, {}),
-    "bicgstab": (solvers.bicgstab, GENERAL, {}),
-    "gmres": (solvers.gmres, GENERAL, {}),
-    "flexible gmres": (solvers.gmres, GENERAL, {"flexible": True}),
-    "solve": (solvers.solve, GENERAL, {}),
-    "refined cg": (solvers.refine, DEFINITE, {"dtype": "float32"}),
-    "refined gmres": (solvers.refine, GENERAL, {"dtype": "bfloat16", "method": "gmres"}),
+# Solver, matrix, options, and what makes M.
+METHODS: dict[str, tuple[Any, sp.csr_array, dict[str, Any], Any]] = {
+    "cg": (solvers.cg, DEFINITE, {}, precond.jacobi),
+    "cg in one reduction": (solvers.cg, DEFINITE, {"one_reduction": True}, precond.jacobi),
+    "minres": (solvers.minres, DEFINITE, {}, precond.jacobi),
+    "bicgstab": (solvers.bicgstab, GENERAL, {}, precond.jacobi),
+    "gmres": (solvers.gmres, GENERAL, {}, precond.jacobi),
+    "flexible gmres": (solvers.gmres, GENERAL, {"flexible": True}, precond.jacobi),
+    "solve": (solvers.solve, GENERAL, {}, precond.jacobi),
+    "refined cg": (solvers.refine, DEFINITE, {"dtype": "float32"}, precond.jacobi),
+    "refined gmres": (solvers.refine, GENERAL, {"dtype": "bfloat16", "method": "gmres"}, precond.jacobi),
+    "fcg": (solvers.fcg, DEFINITE, {}, precond.jacobi),
+    "block_jacobi": (solvers.fcg, DEFINITE, {}, lambda A: precond.block_jacobi(A, 3)),
+    "chebyshev": (solvers.fcg, DEFINITE, {}, precond.chebyshev),
+    "incomplete_cholesky": (solvers.fcg, DEFINITE, {}, lambda A: precond.incomplete_cholesky(A, solve_sweeps=2)),
+    "incomplete_lu": (solvers.fcg, DEFINITE, {}, precond.incomplete_lu),
+    "ilu": (solvers.fcg, DEFINITE, {}, precond.ilu),
+    "multigrid": (solvers.fcg, DEFINITE, {}, precond.multigrid),
+    "factorized": (solvers.fcg, DEFINITE, {}, solvers.factorized),
 }
 
 
 @pytest.mark.deep
 @every_switch
 @pytest.mark.parametrize("name", METHODS)
-def test_every_method_solves_under(switch, name):
-    solve, S, options = METHODS[name]
+def test_every_method_and_preconditioner_solves_under(switch, name):
+    solve, S, options, make = METHODS[name]
     if switch.name == "32 bits" and options.get("dtype") == "float32":
         options = {"dtype": "bfloat16"}  # narrower than the vectors
     x, rtol = np.linalg.solve(S.toarray(), B), 1e-5 if switch.eps > 1e-10 else 1e-9
+    plain = make(jsf.from_scipy(S, "csr"))
     with switch.on():
         A = jsf.from_scipy(S, "hll", slice_size=4)
-        sol = solve(A, B, M=precond.jacobi(A), rtol=rtol, history=True, **options)
+        M = make(A)
+        made = [M @ B, M @ X]
+        sol = solve(A, B, M=M, rtol=rtol, history=True, **options)
         assert sol.success and sol.history.shape == (sol.iterations + 1,)
         np.testing.assert_allclose(sol.x, x, atol=100 * rtol)
+    for got, v in zip(made, (B, X), strict=True):
+        close(got, plain @ v, switch, 1e5)
 
 
 @pytest.mark.deep
 @every_switch
 @pytest.mark.parametrize("name", ["cg", "gmres", "solve"])
 def test_solves_are_differentiated_and_mapped_over_under(switch, name):
-    solve, S, _ = METHODS[name]
+    solve, S, *_ = METHODS[name]
     rtol = 1e-5 if switch.eps > 1e-10 else 1e-9
     dense = S.toarray()
     x, (row, col) = np.linalg.solve(dense, B), S.nonzero()
@@ -223,31 +236,6 @@ def test_direct_and_triangular_solves_are_differentiated_under(switch):
     np.testing.assert_allclose(got, want, **near)
     np.testing.assert_allclose(mapped[1], np.linalg.solve(dense.T, 2 * B), **near)
     np.testing.assert_allclose(below, np.linalg.solve(np.tril(dense).T, np.ones(len(B))), **near)
-
-
-PRECONDITIONERS = {
-    "jacobi": precond.jacobi,
-    "block_jacobi": lambda A: precond.block_jacobi(A, 3),
-    "chebyshev": precond.chebyshev,
-    "incomplete_cholesky": lambda A: precond.incomplete_cholesky(A, solve_sweeps=2),
-    "incomplete_lu": lambda A: precond.incomplete_lu(A),
-    "ilu": precond.ilu,
-    "multigrid": lambda A: precond.multigrid(A),
-    "factorized": solvers.factorized,
-}
-
-
-@pytest.mark.deep
-@every_switch
-@pytest.mark.parametrize("name", PRECONDITIONERS)
-def test_every_preconditioner_works_under(switch, name):
-    with switch.on():
-        A = jsf.from_scipy(DEFINITE, "csr")
-        M = PRECONDITIONERS[name](A)
-        assert jnp.all(jnp.isfinite(M @ B)) and jnp.all(jnp.isfinite(M @ X))
-        sol = solvers.fcg(A, B, M=M, rtol=1e-5)
-        assert sol.success
-    np.testing.assert_allclose(DEFINITE @ np.asarray(sol.x), B, atol=1e-4)
 
 
 @pytest.mark.deep

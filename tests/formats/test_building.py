@@ -6,7 +6,7 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
-from jaxsparse_fmt._types import CsrArrays
+from jaxsparse_fmt._types import CsrArrays, Target
 from jaxsparse_fmt.formats import building
 from tests.formats.pictures import LENGTHS, LONGER, RAGGED
 from tests.process import allocating_at_most
@@ -108,6 +108,16 @@ def test_one_full_row_is_refused_without_memory(format, layout, nbytes):
     text = str(caught.value)
     assert f"format {format!r} would take {nbytes} for a matrix of 5.6 MB in CSR" in text
     assert "use format='csr', or format='auto' of from_scipy" in text
+
+
+@pytest.mark.parametrize(("free", "there"), [(10**9, True), (None, True), (1000, False)])
+def test_many_entries_are_converted_on_an_accelerator_if_there_is_room(free, there, monkeypatch):
+    monkeypatch.setattr(building, "FEW", 100)
+    monkeypatch.setattr(building, "puts_on_cpu", lambda: False)
+    monkeypatch.setattr(building.memory, "free", lambda: free)
+    target = Target(np.dtype(np.float64))
+    assert isinstance(building.where_it_converts(RAGGED, target), CsrArrays) == there
+    assert not isinstance(building.where_it_converts(RAGGED[:9], target), CsrArrays)
 
 
 # -------------------------------------------------------------------------------------------------- what is compiled

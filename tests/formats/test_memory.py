@@ -75,6 +75,13 @@ def test_is_the_transpose_of_a_wide_matrix_refused_before_it_is_made():
         jsf.from_coo([0], [HUGE - 1], [1.0], (1, HUGE), "csr", transpose=True)
 
 
+def test_pointers_to_rows_without_entries_can_be_insisted_on():
+    n = 17_000_000
+    with pytest.raises(ValueError, match=r"leave out rows .* or pass max_bytes=68000004 to insist"):
+        jsf.from_coo([n - 1], [0], [1.0], (n, 1), "csr")
+    assert jsf.from_coo([n - 1], [0], [1.0], (n, 1), "csr", max_bytes=68_000_004).nbytes == 68_000_004 + 12
+
+
 @pytest.mark.parametrize("format", ["ell", "auto"])
 @pytest.mark.parametrize("bad", [np.nan, -1, -np.inf, True, np.True_, 1j, "1GB"], ids=str)
 def test_is_a_limit_that_is_no_number_of_bytes_refused_at_the_door(format, bad):

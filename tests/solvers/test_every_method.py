@@ -197,8 +197,8 @@ def test_an_unsymmetric_matrix_is_told_from_a_hard_one(case: Case):
 @every_method
 def test_the_zero_matrix_breaks_down(case: Case):
     sol = case.solver(jnp.zeros((N, N)), np.ones(N))
-    endings = Status.BREAKDOWN, Status.NOT_POSITIVE_DEFINITE, Status.LEAST_SQUARES
-    assert sol.status in endings and np.all(np.isfinite(sol.x))
+    ending = Status.LEAST_SQUARES if case.name == "minres" else Status.BREAKDOWN
+    assert sol.status is ending and not np.any(sol.x)
 
 
 @every_method

@@ -58,10 +58,14 @@ def test_inside_jit_and_under_vmap_and_grad_every_iterate_is_shown():
     jax.block_until_ready(jax.jit(solve)(B))
     jax.effects_barrier()
     assert seen == [(N,)] * 3
-    seen.clear()
-    jax.grad(lambda b: solve(b).sum())(jnp.asarray(B))
-    jax.effects_barrier()
-    assert seen == [(N,)] * 3
+    for transformed, times in (
+        (jax.grad(lambda b: solve(b).sum()), 3),
+        (lambda b: jax.vmap(solve)(np.stack([b, b])), 6),
+    ):
+        seen.clear()
+        jax.block_until_ready(transformed(jnp.asarray(B)))
+        jax.effects_barrier()
+        assert seen == [(N,)] * times
 
 
 def test_an_interrupted_solve_leaves_no_error_to_the_next_program_with_callbacks():
