@@ -70,7 +70,7 @@ class Reduced:
 
 def _root(M: Any, shape: tuple[int, int]) -> factors.Inverse:
     """C⁻¹ of M = C·Cᴴ; refuses what is not a known Hermitian positive definite matrix of this shape."""
-    M = jax.tree.map(lambda a: lax.stop_gradient(a) if arguments.is_traced(a) else a, M)
+    M = arguments.still(M)
     checks.ours(M, "eigsh(M=)")
     if M.shape != shape:
         raise ValueError(f"M has shape {M.shape}; with A of shape {shape} it must have the same")

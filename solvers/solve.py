@@ -15,8 +15,6 @@ from typing import Any, NamedTuple, Unpack
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
-from jax.core import Tracer
 
 from jaxsparse_fmt._types import check_choice, concrete, in_trace, nearest
 from jaxsparse_fmt.convert import from_dense
@@ -213,7 +211,7 @@ def solve(A: Any, b: Any, x0: Any = None, *, method: str = "auto", **settings: U
         b = arguments.vectors(b, "b")
         given = given | {"rtol": reachable(given["rtol"], A, b)}
     numbers = [given[name] for name in ("rtol", "atol", "maxiter")]
-    known, table = _known(A, b, n, tries=not (in_trace() or arguments.is_traced(_still((b, x0, numbers)))))
+    known, table = _known(A, b, n, tries=not (in_trace() or arguments.is_traced(arguments.still((b, x0, numbers)))))
     name = None if M is None else GIVEN
     if method != "auto":
         suited = SUITED[method] if isinstance(M, str) else ((name, None),)
@@ -224,14 +222,9 @@ def solve(A: Any, b: Any, x0: Any = None, *, method: str = "auto", **settings: U
     return _first_success(A, b, x0, given, known, table)
 
 
-def _still(tree: Any) -> Any:
-    """Without derivatives: under `jax.grad` outside jit its numbers are known."""
-    return jax.tree.map(lambda a: lax.stop_gradient(a) if isinstance(a, Tracer) else a, tree)
-
-
 def _known(A: Any, b: Any, n: int, tries: bool) -> tuple[Facts, Sequence[Trial]]:
     """What is known of A, and the table for its kind."""
-    held, b = _still(A), _still(b)
+    held, b = arguments.still(A), arguments.still(b)
     many = getattr(getattr(held, "A", held), "name", "") == "sharded"
     if isinstance(held, jax.Array) and not arguments.is_traced(held):
         with concrete():
@@ -273,7 +266,7 @@ def _first_success(A: Any, b: Any, x0: Any, settings: Any, known: Facts, table: 
         sol = _telling(sol, trial.name, *tried)
         if np.all((code == Status.CONVERGED) | (code == Status.ROUNDED)):
             return sol
-        norm = np.max(np.asarray(_still(sol.residual_norm)), initial=0)
+        norm = np.max(np.asarray(arguments.still(sol.residual_norm)), initial=0)
         if best is None or norm < least:
             best, least = sol, norm
         if not known.finite:

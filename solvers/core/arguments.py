@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 from jax.core import Tracer
 
 from jaxsparse_fmt._types import (
@@ -160,6 +160,11 @@ def refuse_scipy(A: Any, name: str) -> None:
 
 def is_traced(*trees: Any) -> bool:
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(trees))
+
+
+def still(tree: Any) -> Any:
+    """Without derivatives: under `jax.grad` outside jit its numbers are known."""
+    return jax.tree.map(lambda a: lax.stop_gradient(a) if isinstance(a, Tracer) else a, tree)
 
 
 def is_function(A: Any) -> TypeGuard[Callable[[Array], Array]]:
