@@ -218,23 +218,26 @@ def solves() -> Iterator[str]:
     return table(" | ".join(problems), ((name, *(cell(p, *of) for p in problems)) for name, of in lines.items()))
 
 
-def two_gpus() -> Iterator[str]:
-    """Efficiencies of a step of cg on two GPUs."""
-    rows = [
-        r
-        for r in rows_of("scaling_2xh200", devices=2, mode="overlap")
-        if r.get("method", "cg, pipelined") != "cg, pipelined"
-    ]
-    of = {(r["section"], r["problem"], r["method"]): r for r in rows}
+OF_SECTIONS = {
+    "weak": "{problem}, the same work a GPU",
+    "strong": "{problem}, all of the work",
+    "irregular": "{problem}, all of the work",
+    "products": "7-point 200³, a product in a loop, the same work a GPU",
+    "refinement": "7-point 200³, what `refine` gains over `cg`, the same work a GPU",
+    "multigrid": "7-point 128³, `cg` with multigrid to 1e-8, the same work a GPU",
+}
 
-    def line(section: str, problem: str) -> tuple[str, ...]:
-        usual, *others = (of[section, problem, method] for method in dict.fromkeys(r["method"] for r in rows))
-        figures = usual["efficiency"], *(row["efficiency"] for row in others)
-        work = "the same work a GPU" if section == "weak" else "all of the work"
-        return f"{problem}, with {work}", *(f"{figure:.2f}" for figure in figures)
 
-    cases = dict.fromkeys((r["section"], r["problem"]) for r in rows)
-    return table("`cg` | one reduction", (line(*case) for case in cases))
+def several_gpus() -> Iterator[str]:
+    """What two and four GPUs keep of the speed of one, whose row comes before theirs."""
+    kept: dict[str, list[str]] = {}
+    for row in rows_of("scaling_4xh200"):
+        if row["devices"] == 1:
+            kept[OF_SECTIONS[row["section"]].format_map(row)] = figures = []
+            continue
+        key = "of one device's" if row["section"] == "refinement" else "efficiency"
+        figures.append(f"{row[key]:.2f}")
+    return table("two | four", ((name, *figures) for name, figures in kept.items()))
 
 
 def stages() -> Iterator[str]:
@@ -301,7 +304,7 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "columns": sourced(columns, "spmv --what columns", "columns_h200"),
     "steps": sourced(steps, "solvers", "solvers_h200"),
     "solves": solves,
-    "two GPUs": sourced(two_gpus, "scaling", "scaling_2xh200"),
+    "several GPUs": sourced(several_gpus, "scaling --modes overlap", "scaling_4xh200"),
     "formats on a CPU": sourced(formats_on_a_cpu, "spmv --cases 0 1 --formats …", "spmv_cpu"),
     "suite on a CPU": sourced(lambda: by_class(rows_of("suite_cpu")), "spmv", "suite_cpu"),
     "algebra": sourced(lambda: algebra("algebra_cpu", "cpu", *ON_A_CPU), "algebra", "algebra_cpu"),

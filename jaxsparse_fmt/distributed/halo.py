@@ -11,7 +11,7 @@ program, so all buffers have the same size. It is one of two kinds:
                | 0 | 1 (unused)| 2 | 3         |  all_to_all
 
 `lax.ragged_all_to_all` is not among them: XLA has it on GPUs alone, and on two H200s a step of cg took 1.65 times as
-long with a prototype of it as with permutes (2026-11-25_scaling_2xh200.md, measured the day before, JAX 0.11.2).
+long with a prototype of it as with permutes (2026-11-24, JAX 0.11.2).
 
 The plan is made on the host in NumPy. A process holds the halos of its own devices and the requests of their
 neighbours. All processes know which devices are neighbours and how many unknowns each needs of the other, since these
