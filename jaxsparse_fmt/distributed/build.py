@@ -66,10 +66,11 @@ def shard(
     def prepared() -> dict[str, Any]:
         csr, target = checked(S, dtype, backend, max_bytes)
         request = Request(mesh, mode, format, layout, target)
-        return {"S": csr, "axis": axis, "request": request, "cuts": row_partition.partition(csr, parts, by, reorder)}
+        starts, perm = row_partition.partition(csr, parts, by, reorder)
+        return {"S": csr, "axis": axis, "request": request, "starts": starts, "perm": perm}
 
     given = agree(prepared, mesh)
-    starts, perm = given["cuts"].starts, given["cuts"].perm
+    starts, perm = given["starts"], given["perm"]
     csr, entry = permuted(given["S"], perm)
     columns = starts if csr.shape[0] == csr.shape[1] else row_partition.equal(csr.shape[1], parts)
     users = None

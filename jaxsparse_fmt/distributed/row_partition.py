@@ -19,21 +19,8 @@ from jaxsparse_fmt.formats.order import order_of
 CUTS = ("nnz", "rows")
 
 
-@dataclasses.dataclass(frozen=True)
-class Partition:
-    """Contiguous pieces of the unknowns, in the user's order or a new one.
-
-    Attributes:
-      starts: [parts + 1] int64; piece k has the places starts[k] to starts[k + 1] − 1.
-      perm: [n] int64, place i holds the unknown perm[i]; None: the user's own order.
-    """
-
-    starts: np.ndarray
-    perm: np.ndarray | None = None
-
-
-def partition(csr: Csr, parts: int, by: Any = "nnz", reorder: Any = None) -> Partition:
-    """Cuts the rows of a matrix.
+def partition(csr: Csr, parts: int, by: Any = "nnz", reorder: Any = None) -> tuple[np.ndarray, np.ndarray | None]:
+    """Cuts the rows of a matrix into contiguous pieces, in the user's order or a new one.
 
     Args:
       csr: canonical CSR on the host.
@@ -42,6 +29,10 @@ def partition(csr: Csr, parts: int, by: Any = "nnz", reorder: Any = None) -> Par
         square matrix, as `boxes`.
       reorder: "rcm" renumbers by reverse Cuthill-McKee first, which gathers the entries around the diagonal; or a
         permutation [n], whose place k takes unknown reorder[k].
+
+    Returns:
+      [parts + 1] int64: piece k has the places starts[k] to starts[k + 1] − 1.
+      [n] int64: place i holds the unknown perm[i]; None: the user's own order.
 
     Raises:
       TypeError: `by` is neither a word nor integers.
@@ -62,9 +53,9 @@ def partition(csr: Csr, parts: int, by: Any = "nnz", reorder: Any = None) -> Par
         return _by_parts(by, csr.shape[0], parts)
     perm = None if reorder is None else order_of(csr, reorder)
     if by == "rows":
-        return Partition(equal(csr.shape[0], parts), perm)
+        return equal(csr.shape[0], parts), perm
     lengths = np.diff(csr.indptr).astype(np.int64)
-    return Partition(equal_nnz(lengths if perm is None else lengths[perm], parts), perm)
+    return equal_nnz(lengths if perm is None else lengths[perm], parts), perm
 
 
 def equal(n: int, parts: int) -> np.ndarray:
@@ -89,7 +80,7 @@ def equal_nnz(row_lengths: np.ndarray, parts: int) -> np.ndarray:
     return np.maximum.accumulate(starts)
 
 
-def _by_parts(by: Any, n: int, parts: int) -> Partition:
+def _by_parts(by: Any, n: int, parts: int) -> tuple[np.ndarray, np.ndarray]:
     """The pieces that a part vector describes; inside a piece the order is kept."""
     part = np.asarray(by)
     if part.dtype.kind not in "iu":
@@ -104,7 +95,7 @@ def _by_parts(by: Any, n: int, parts: int) -> Partition:
             f"from {low} to {high}. Pass an order of the rows as reorder="
         )
     starts = np.concatenate([[0], np.cumsum(np.bincount(part, minlength=parts))])
-    return Partition(starts.astype(np.int64), np.argsort(part, kind="stable"))
+    return starts.astype(np.int64), np.argsort(part, kind="stable")
 
 
 def boxes(shape: int | Sequence[int], parts: int | Sequence[int]) -> np.ndarray:

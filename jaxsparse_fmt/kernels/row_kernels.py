@@ -162,17 +162,17 @@ def launch_rows(
     out = next(iter(outputs.values()))
     flat = {k: a.reshape(-1) for k, a in inputs.items() if a is not None}
     (batch, _, p), unit = inputs["x"].shape, rule.column.unit
-    alone = not loops_over_columns and p == 1
+    alone, shared = not loops_over_columns and p == 1, 1 if loops_over_columns else p
     load = load_beside_values(rule, "perm" in inputs, jnp.dtype(out.dtype).itemsize <= 4, alone)
     block = tuning.block(backend, load, getattr(rule.address, "lanes", 0))
-    pack = Pack.of(backend, 1 if loops_over_columns else p, inputs["x"].dtype)
-    lanes_a_row, block_columns = (1, 1) if loops_over_columns else _columns_of_block(rule, p, pack)
+    pack = Pack.of(backend, shared, inputs["x"].dtype)
+    lanes_a_row, block_columns = _columns_of_block(rule, shared, pack)
     if lanes_a_row > 1:
         block = tuning.columns_block(backend, load, lanes_a_row)
     elif block_columns > 1 and load in ("shared", "very long shared"):
         block = tuning.block(backend, "columns", 0)
     tiles = -(-rule.address.width * lanes_a_row // block.rows)
-    column_blocks = 1 if loops_over_columns else -(-p // block_columns)
+    column_blocks = -(-shared // block_columns)
     sizes = Sizes(
         rule=rule,
         p=p,

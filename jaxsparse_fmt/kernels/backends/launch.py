@@ -35,11 +35,9 @@ from jaxsparse_fmt.kernels.backends.jax_versions import varying_like
 from jaxsparse_fmt.kernels.backends.mosaic import WARPGROUP, Mosaic
 from jaxsparse_fmt.kernels.backends.triton import Interpreted, Triton
 
-Kernel = Callable[..., None]
-
 
 def launch(
-    kernel: Kernel,
+    kernel: Callable[..., None],
     dialect: str,
     *,
     block: tuning.Block,

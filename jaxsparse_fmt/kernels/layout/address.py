@@ -214,19 +214,14 @@ class Bisected(Chunked):
 
     def slots(self, xp: Any, arrays: Arrays, n_stored: int) -> tuple[Any, Any]:
         owner, k = self.owners(xp, arrays, n_stored)
-        taken = self.taken(xp, arrays)
+        chunks = xp.diff(arrays["slice_ptr"]).reshape(-1, GROUPS) // WARP
+        entries = when_run(chunks << np.arange(GROUPS, dtype=np.int32))  # of a row, in each group
+        taken = (xp.cumsum(entries, axis=1) - entries).reshape(-1).astype(np.int32)  # in the groups before
         threads = xp.left_shift(np.int32(1), owner % GROUPS)[:, None]
         rows = WARP // threads
         lane = xp.arange(WARP, dtype=np.int32)
         row = owner[:, None] // GROUPS * WARP + lane % rows
         return _flat(xp, row, taken[owner][:, None] + k[:, None] * threads + lane // rows)
-
-    def taken(self, xp: Any, arrays: Arrays) -> Any:
-        """Entries of a row that lie in the groups before each group, [6·warps] int32."""
-        chunks = xp.diff(arrays["slice_ptr"]).reshape(-1, GROUPS) // WARP
-        entries = chunks << np.arange(GROUPS, dtype=np.int32)
-        entries = when_run(entries)
-        return (xp.cumsum(entries, axis=1) - entries).reshape(-1).astype(np.int32)
 
     def fold(self, sums: Any) -> Any:
         p = sums.shape[-1]
