@@ -86,7 +86,8 @@ class Problem:
     @property
     def products(self) -> int:
         """The count of products in a graph of theirs, as many as in a program of ours in CSR."""
-        return clock.LOOP * (clock.TRIPS if self.S.nnz * 8 < clock.SMALL else 1) if self.chained else 1
+        products = clock.LOOP_SMALL if self.S.nnz * 8 < clock.SMALL else clock.LOOP
+        return products if self.chained else 1
 
     def off(self, y: Any) -> float:
         """The largest error of y = A·xs[0] over the largest result."""

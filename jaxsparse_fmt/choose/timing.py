@@ -11,14 +11,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from jaxsparse_fmt.core.matrix import SparseMatrix
 
 IN_FLIGHT = 16  # results that are awaited together
 LOOP = 16  # products of a program for a GPU: Python takes longer to call a program than one small product takes
 SMALL = 32e6  # bytes that a product reads, below which Python takes longer than `LOOP` products
-TRIPS = 8  # times `LOOP` products of such a small matrix
+LOOP_SMALL = 64  # products of such a small matrix
 
 
 def seconds_per_product(A: SparseMatrix, x: jax.Array | None = None) -> float:
@@ -39,8 +38,8 @@ def repeated(A: SparseMatrix, x: jax.Array | jax.ShapeDtypeStruct) -> tuple[Call
     """A compiled program of products A @ x, and their number: several on a GPU, each dependent on the one before."""
     function, products = operator.matmul, 1
     if _on_one_gpu(x) and min(A.shape) > 0:
-        trips = TRIPS if A.nbytes_read < SMALL else 1
-        function, products = functools.partial(_chain, trips), trips * LOOP
+        products = LOOP_SMALL if A.nbytes_read < SMALL else LOOP
+        function = functools.partial(_chain, products)
     return jax.jit(function).lower(A, x).compile(), products
 
 
@@ -48,17 +47,17 @@ def _on_one_gpu(x: jax.Array | jax.ShapeDtypeStruct) -> bool:
     return x.sharding is not None and [d.platform for d in x.sharding.device_set] == ["gpu"]
 
 
-def _chain(trips: int, A: SparseMatrix, x: jax.Array) -> jax.Array:
-    """A·(A·(…·x)) with `trips` times `LOOP` products, or x where A·x is no vector like x.
+def _chain(products: int, A: SparseMatrix, x: jax.Array) -> jax.Array:
+    """A·(A·(…·x)), or x where A·x is no vector like x.
 
-    The products of a trip are unrolled: between trips a GPU waits for the host, as long as for a small product.
+    No loop: between its trips a GPU would wait for the host, as long as for a small product.
     """
 
     def step(x: jax.Array, _: int) -> jax.Array:
         y = A @ x
         return y if y.shape == x.shape and y.dtype == x.dtype else x.at[0].add((0 * y[0]).astype(x.dtype))
 
-    return lax.fori_loop(0, trips, lambda _, x: functools.reduce(step, range(LOOP), x), x)
+    return functools.reduce(step, range(products), x)
 
 
 def median_seconds(run: Callable[[], Any], rounds: int = 7, seconds: float = 0.02) -> float:
