@@ -1,9 +1,9 @@
 """Direct solves: factors on the host by SuperLU, triangular solves on the device, and refinement by the true residual.
 
-Outside of traces SuperLU itself solves, and its x is taken if the residual meets the tolerance. Any other solve takes
-the factors as M: x ← x + M·(b − A·x) from x = 0, until the residual meets the tolerance. That takes one step, or a few
-if A is ill-conditioned (Higham 2002, Accuracy and Stability, §12). Its derivatives are those of every solver: systems
-with the same factors.
+Outside of traces SuperLU itself solves, and its x is taken if the residual meets the tolerance, or does before x is
+rounded to 32 bits. Any other solve takes the factors as M: x ← x + M·(b − A·x) from x = 0, until the residual meets the
+tolerance. That takes one step, or a few if A is ill-conditioned (Higham 2002, Accuracy and Stability, §12). Its
+derivatives are those of every solver: systems with the same factors.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from solvers.core.scaling import Map
 from solvers.core.settings import DEFAULTS, Adjoint, settled
 from solvers.core.solve import solve
 from solvers.core.space import Space, length
-from solvers.core.stopping import status_of
+from solvers.core.stopping import ROUNDED, status_of
 from solvers.host import Host
 from solvers.precond import _checks as checks
 from solvers.solution import Solution, SolverError, Status
@@ -151,7 +151,7 @@ def _settings(M: Any, A: Any, b: Array, rtol: float | None, atol: float, adjoint
 
 
 def _by_host(A: Any, b: Array, x0: Any, settings: Any) -> Solution | None:
-    """The solution by SuperLU, where nothing is traced and its residual meets the tolerance."""
+    """The solution by SuperLU, where nothing is traced and only rounding keeps its residual from the tolerance."""
     (_, host, found), n = settings["M"], b.shape[0]
     options, _, limits = settled(settings, b, n, STEPS)
     more = x0 is not None or options.history_length or options.callback or options.progress
@@ -160,12 +160,19 @@ def _by_host(A: Any, b: Array, x0: Any, settings: Any) -> Solution | None:
     dtype = _dtype(A, b)
     rhs = np.asarray(b).astype(np.result_type(host.S, np.complex128 if b.dtype.kind == "c" else np.float64))
     with np.errstate(all="ignore"):
-        x = found.solve(rhs, "N").astype(dtype)
-        size, least = _length(rhs - host.S @ x), np.maximum(limits.rtol * _length(rhs), limits.atol)
-    if not np.all(size <= least):
+        exact = found.solve(rhs, "N")
+        x, b_norm = exact.astype(dtype), _length(rhs)
+        size, least = _length(rhs - host.S @ x), np.maximum(limits.rtol * b_norm, limits.atol)
+        met = size <= least
+        if not np.all(met) and dtype.itemsize < exact.itemsize and np.all(_length(rhs - host.S @ exact) <= least):
+            # No x of this dtype lies nearer. ‖A‖ is at least the length of any column.
+            A_norm, eps = np.sqrt(np.max(abs(host.S).power(2).sum(axis=0))), jnp.finfo(dtype).eps
+            rounding = np.minimum(ROUNDED * eps * (A_norm * _length(x) + b_norm), eps**0.25 * b_norm)
+            met |= size <= rounding
+    if not np.all(met):
         return None
     ends = (
-        np.zeros(size.shape, np.int32),
+        np.where(size <= least, np.int32(Status.CONVERGED), np.int32(Status.ROUNDED)),
         np.any(rhs != 0, axis=0).astype(np.int32),
         size.astype(jnp.finfo(dtype).dtype),
     )

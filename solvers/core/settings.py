@@ -21,9 +21,8 @@ from solvers.solution import Solution
 P = ParamSpec("P")
 Result = TypeVar("Result", bound=Solution)
 
-# Steps between two checks of the stopping rule. On a GPU a check waits some 30 µs for the host; half of the steps
+# Steps between two checks of the stopping rule on a GPU, where a check waits some 30 µs for the host; half of the steps
 # between two checks are wasted at the end, on average, and in a refinement wherever it computes the true residual.
-STEPS_PER_CHECK = {"cpu": 1}
 STEPS_PER_CHECK_DEFAULT = 10
 STEPS_PER_CHECK_SMALL, SMALL = 40, 250_000  # unknowns, whose steps take less than 10 µs
 # Settings that are checked.
@@ -175,10 +174,10 @@ def settled(settings: Any, given: Any, n: int, most: int, drop: float = 0.0) -> 
     context = steps, jax.dtypes.canonicalize_dtype(float), _in_preconditioner.get()
     # A number of norms is checked against the free memory each time.
     is_plain = all(type(v) in PLAIN for v in (*values, drop)) and type(settings["history"]) is not int
-    return (_settled_once if is_plain else _settled)(context, n, most, drop, *values)
+    return (_settled_once if is_plain else _settled)(context, most, drop, *values)
 
 
-def _settled(context: Any, n: int, most: int, drop: float, *values: Any) -> tuple[Options, Any, Limits]:
+def _settled(context: Any, most: int, drop: float, *values: Any) -> tuple[Options, Any, Limits]:
     """As `settled`, for the values of CHECKED.
 
     Args:
@@ -226,4 +225,4 @@ def steps_per_check(n: int, platform: str, arrays: int = 0, refines: bool = Fals
     """
     many = STEPS_PER_CHECK_SMALL if n <= SMALL and not refines else STEPS_PER_CHECK_DEFAULT
     many = min(many, max(STEPS_PER_CHECK_SMALL // max(arrays, 1), 1))
-    return STEPS_PER_CHECK.get(platform, many)
+    return 1 if platform == "cpu" else many

@@ -184,3 +184,12 @@ def test_a_solution_whose_square_overflows_is_no_infinity():
     S = jsf.gallery.poisson(4)
     A, b = jsf.from_scipy(1e-22 * S, "csr", dtype="float32"), np.full(S.shape[0], 1e-22, np.float32)
     assert direct(A, b).success
+
+
+def test_an_x_that_only_its_dtype_keeps_from_the_tolerance_comes_from_the_host_at_once(compiled):
+    S = jsf.gallery.poisson(20, dim=2)
+    A, b = jsf.from_scipy(S, "csr", dtype="float32"), jnp.ones(S.shape[0], jnp.float32)
+    before = compiled()
+    sol = direct(A, b, rtol=1e-6)
+    assert (sol.status, sol.iterations, compiled()) == (Status.ROUNDED, 1, before)
+    np.testing.assert_allclose(sol.x, np.linalg.solve(S.toarray(), b), rtol=1e-7)
