@@ -165,7 +165,8 @@ class _Solver(lx.AbstractLinearSolver):
             A = A, _flat(lx.conj(state).transpose(), unravel_b, b.dtype)
         if lx.is_negative_semidefinite(state) and self.method is not lsmr:
             A, b = _negative(A), -b
-        sol = self.method(A, b, None if y0 is None else ravel_pytree(y0)[0], M=M, **self.settings)
+        given = {"x0": None if y0 is None else ravel_pytree(y0)[0], "M": M}  # what is not leaves the method its own
+        sol = self.method(A, b, **{name: value for name, value in given.items() if value is not None}, **self.settings)
         stats = {"num_steps": sol.n_iterations, "residual_norm": sol.residual_norm, "status": sol.code}
         stats |= {"max_steps": self.settings.get("maxiter")}  # as lineax's own solvers do
         if isinstance(sol, LeastSquaresSolution):
@@ -210,7 +211,8 @@ class Krylov(_Solver):
         """Chooses a method.
 
         Args:
-          method: `cg`, `fcg`, `minres`, `gmres`, `bicgstab`, `idrs`, `refine`, or a function like them.
+          method: `cg`, `fcg`, `minres`, `gmres`, `bicgstab`, `idrs`, `refine`, `solve`, `direct`, or a function like
+            them.
           max_steps: most iterations, the method's `maxiter`; None: 10·n.
           settings: keywords of the method, such as `rtol`, `atol`, and `restart` of `gmres`; but not `callback`
             and `adjoint`.

@@ -71,6 +71,7 @@ def refine(
       ValueError, TypeError: as `cg`, or a dtype that is not narrower than that of A and b.
     """
     check_choice("method", method, METHODS)
+    arguments.refuse_scipy(A, "A")
     arrays = [leaf for leaf in jax.tree.leaves(A) if hasattr(leaf, "dtype")]
     numbers = [a.dtype for a in arrays if jnp.issubdtype(a.dtype, jnp.inexact)]
     is_wide = jnp.finfo(jnp.result_type(*jax.tree.leaves(b), *numbers, float)).bits == 64

@@ -232,7 +232,7 @@ def _placed(mesh: Any, axis: Any) -> tuple[int, Mesh]:
     """
     if not isinstance(mesh, Mesh):
         raise TypeError(
-            "mesh must be a jax.sharding.Mesh, such as jax.make_mesh((8,), ('rows',)), or jax.sharding.get_mesh() "
+            "mesh must be a jax.sharding.Mesh, such as Mesh(jax.devices(), ('rows',)), or jax.sharding.get_mesh() "
             f"inside jax.set_mesh; got {mesh!r}"
         )
     axes = mesh_axes.names(axis)

@@ -11,7 +11,7 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
-from solvers import Solution, Status, bicgstab, cg, fcg, gmres, minres, precond, refine
+from solvers import Solution, Status, bicgstab, cg, direct, fcg, gmres, minres, precond, refine
 from tests.marks import few
 from tests.solvers.methods import N, matrix, right_hand_side
 
@@ -136,6 +136,26 @@ def test_a_matrix_and_a_preconditioner_reach_the_method_unwrapped():
     for preconditioner in M, SparseOperator(M), lx.TaggedLinearOperator(SparseOperator(M), POSITIVE):
         lx.linear_solve(SparseOperator(A), B, Krylov(method), options={"preconditioner": preconditioner})
         assert isinstance(seen["A"], jsf.PJDS) and isinstance(seen["M"], type(M))
+
+
+def test_a_method_without_a_preconditioner_or_with_its_own_is_left_to_itself():
+    A = stored(GENERAL)
+
+    def value(data, solver):
+        return lx.linear_solve(SparseOperator(A.with_data(data)), B, solver).value
+
+    assert_near(value(A.data, Krylov(direct)), np.linalg.solve(GENERAL.toarray(), B))
+    slopes = [jax.grad(lambda data, s=s: value(data, s).sum())(A.data) for s in (Krylov(direct), lx.LU())]
+    assert_near(*slopes)
+
+    given = {}
+
+    def chooses(A, b, x0=None, *, M="auto", rtol=1e-6):
+        given["M"] = M
+        return cg(A, b, x0, rtol=rtol)
+
+    lx.linear_solve(SparseOperator(stored(DEFINITE)), B, Krylov(chooses, rtol=1e-8))
+    assert given["M"] == "auto"
 
 
 def test_a_narrow_inner_method_takes_their_wide_preconditioner():

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from scipy.sparse.linalg import aslinearoperator
 
 import jaxsparse_fmt as jsf
 from solvers import Status, cg, precond, refine
@@ -121,6 +122,8 @@ def test_a_function_needs_its_narrow_likeness():
     assert sol.success and relative_residual(POISSON, sol.x, RHS) <= 1.001e-12
     with pytest.raises(TypeError, match="pass inner="):
         refine(lambda v: A @ v, RHS)
+    with pytest.raises(TypeError, match="A is SciPy's"):
+        refine(aslinearoperator(POISSON), RHS)
 
 
 @pytest.mark.parametrize(
