@@ -210,8 +210,8 @@ class CSR5(ByEntries):
         Args:
           tile_shape: (lanes, entries): 128, 256, 512 or 1024 lanes with 8, 16, 32, 64 or 128 entries each. None: 512
             lanes with 32 entries, or with 16 or 8 where rows are short and sums are kept; 256 with 16 where rows are
-            short, and 256 with 16 or 8 where a large GPU would have too few tiles; twice as many lanes, or entries, in
-            a small tile where only then no row is cut.
+            short, and 256 with 16 or 8 where a large GPU would have too few tiles; twice as many lanes, or entries,
+            where only then no row is cut.
           hot: the number of most used columns to store first; at most all. A product then also copies x, which pays
             where these columns hold most entries and fit the L1 cache: 2¹⁶ numbers in float32.
           keep_sums: on a GPU with Mosaic, the block of a tile keeps the sums of a product with one vector in shared

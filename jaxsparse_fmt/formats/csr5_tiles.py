@@ -21,7 +21,7 @@ SPARE = 2**19  # or than half of one, and about so many places stay unused: a GP
 SHORT = 10  # mean entries of a row, below which a lane takes few entries
 BY_COLUMN = ("column_place", "step_base", "ends")  # arrays of tiles whose entries lie by column
 KEPT_ROWS = LAUNCH.most_kept * 2 // 3  # mean rows of a tile that keeps sums, so that hardly any tile has too many
-GROWN = 2**13  # places to which a tile may grow
+GROWN = 2**15  # places to which a tile may grow
 MANY_TILES = 200  # enough to keep a large GPU busy
 
 
@@ -33,7 +33,7 @@ def tile_for(nnz: int, n_rows: int, keep_sums: bool) -> tuple[int, int]:
 
 
 def tiled(csr: Csr, keep_sums: bool, laid: bool = True) -> tuple[tuple[int, int], "Segments"]:
-    """The tile of a matrix and its segments; a small tile grows to twice the size where only then no row is cut."""
+    """The tile of a matrix and its segments; a tile grows to twice the size where only then no row is cut."""
     lanes, entries = shape = tile_for(csr.nnz, csr.shape[0], keep_sums)
     segments = segments_of(csr, shape, laid)
     if segments.cut is not None and lanes * entries < GROWN:

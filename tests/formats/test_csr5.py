@@ -246,9 +246,21 @@ def test_how_far_columns_lie_apart_is_asked_of_those_in_the_new_order(columns, n
         np.testing.assert_array_equal(A.to_scipy().indices, S.indices)
 
 
-@pytest.mark.parametrize(("longest", "tile", "cut"), [(100, (256, 8), 0), (200, (512, 8), 0), (300, (256, 8), 1)])
-def test_a_small_tile_grows_where_only_then_no_row_is_cut(longest, tile, cut):
-    lengths = np.full(3000, 3)
+@pytest.mark.parametrize(
+    ("length", "longest", "tile", "cut"),
+    [
+        (3, 100, (256, 8), 0),
+        (3, 200, (512, 8), 0),
+        (3, 300, (256, 8), 1),
+        (12, 1500, (512, 64), 0),
+        (12, 2500, (512, 32), 1),
+    ],
+)
+def test_a_tile_grows_where_only_then_no_row_is_cut(length, longest, tile, cut, monkeypatch):
+    if length > 3:  # as in a large matrix
+        monkeypatch.setattr(csr5_tiles, "SPARE", 0)
+        monkeypatch.setattr(csr5_tiles, "MANY_TILES", 1)
+    lengths = np.full(3000, length)
     lengths[7] = longest
     indptr = np.append(0, np.cumsum(lengths))
     indices = np.concatenate([np.arange(n) for n in lengths])
