@@ -59,10 +59,6 @@ class Rows:
     def longest(self) -> int:
         return int(longest_by_slice(self.lengths, SOME).max(initial=0))
 
-    def first(self, indptr: Any) -> Any:
-        """The place in CSR of the first entry of each row."""
-        return indptr[:-1] if self.perm is None else indptr[:-1][self.perm]
-
 
 pytree(Rows)
 
@@ -185,11 +181,13 @@ def fill(csr: Csr, rows: Rows, address: Address, arrays: Arrays, n_stored: int, 
 
 @on_either(4, 5, 6)
 def _filled(xp: Any, csr: Csr, rows: Rows, arrays: Arrays, address: Address, n_stored: int, dtype: Any):
-    first = rows.first(csr.indptr)
+    first, lengths = csr.indptr[:-1], rows.lengths
+    first = first if rows.perm is None else first[rows.perm]
 
     def stored(row: Any, j: Any) -> tuple[Any, Any]:
-        place, live = source(xp, first, rows.lengths, row, j)
-        place = xp.where(live, place, 0)
+        at = xp.minimum(row, lengths.shape[0] - 1)
+        live = (row < lengths.shape[0]) & (j < take(lengths, at))
+        place = xp.where(live, take(first, at) + j, 0)
         values, columns = take(csr.data, place), take(csr.indices, place)
         return xp.where(live, values, 0).astype(dtype), xp.where(live, columns, csr.shape[1]).astype(np.int32)
 
@@ -209,17 +207,6 @@ def has_zeros(csr: Csr, dtype: Any) -> bool:
 @on_either(2)
 def _any_zero(xp: Any, data: Any, dtype: Any) -> Any:
     return xp.any(data.astype(dtype, copy=False) == 0)
-
-
-def source(xp: Any, first: Any, lengths: Any, row: Any, j: Any) -> tuple[Any, Any]:
-    """The index in CSR of the entry of each place, and whether the place holds an entry.
-
-    Args:
-      first, lengths: of the rows of storage.
-      row, j: of the places.
-    """
-    at = xp.minimum(row, lengths.shape[0] - 1)
-    return take(first, at) + j, (row < lengths.shape[0]) & (j < take(lengths, at))
 
 
 def csr_arrays(csr: Csr, dtype: Any) -> tuple[jax.Array, ...]:

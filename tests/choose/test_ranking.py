@@ -150,6 +150,13 @@ def test_a_cpu_with_numba_gets_diagonals_or_csr(dtype):
     assert first == {"7-point": "dia"} | dict.fromkeys(SKEWED, "csr")
 
 
+@pytest.mark.parametrize(("dim", "format"), [(1, "dia"), (3, "csr")])
+def test_a_zero_keeps_a_cpu_from_diagonals_only_beside_holes(dim, format):
+    S = jsf.gallery.poisson(12, dim)
+    S.data[0] = 0
+    assert ranking.rank(S, platform="cpu")[0].format == format
+
+
 def test_a_cpu_without_numba_is_ranked_for_plain_xla(monkeypatch):
     S = large("7-point")
     plain = ranking.rank(S, platform="cpu", backend="xla")
