@@ -50,6 +50,9 @@ def _item(A: Any, index: Any) -> Any:
         raise IndexError(f"a matrix takes one index or two, rows and columns; got {index!r}")
     if any(isinstance(i, Tracer) for i in index):
         raise TypeError("an index of a sparse matrix must not be traced, since it decides the pattern; use A @ e")
+    rows, columns = index
+    if np.shape(rows)[1:] == (1,) and np.ndim(columns) and np.shape(columns)[:-1] in ((), (1,)):
+        index = np.ravel(rows), np.ravel(columns)  # of numpy.ix_, or rows[:, None]
     index = [i.item() if getattr(i, "ndim", None) == 0 else i for i in index]
     whole = [isinstance(i, int) and not isinstance(i, bool) for i in index]
     places = [[_in_range(i, n)] if one else _places(i, n) for i, one, n in zip(index, whole, A.shape, strict=True)]
