@@ -60,7 +60,7 @@ HOPELESS = 3.0  # formats of a larger predicted cost, over the first, are not ti
 # Of `timing.seconds_per_call`. A busy host takes up to 1 ms to begin a round of ours, which would be 12% of 8 ms.
 ROUNDS = {"gpu": {"rounds": 1, "seconds": 0.04}, "cpu": {"rounds": 3, "seconds": 0.04}}
 QUICK = {"rounds": 1, "seconds": 0.001}
-PASSES = 5  # times that the fastest opponent and all of ours are timed in turn, so that a slow minute slows both
+PASSES = 3  # times that the fastest opponent and all of ours are timed in turn, so that a slow minute slows both
 DISTURBED = 0.1  # `spread` from which times are taken again
 BCSR = "JAX BCSR"
 CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
