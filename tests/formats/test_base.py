@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt.core.basis import IDENTITY
@@ -25,7 +26,7 @@ every_sorted = pytest.mark.parametrize("format", few(SORTED, 2))
 @jax.jit
 def views(A, x):
     inner = A.in_basis
-    return A @ x, A.basis.leave(inner @ A.basis.enter(x)), inner.todense(), inner.diagonal()
+    return A @ x, A.basis.leave(inner @ A.basis.enter(x)), inner.todense(), inner.diagonal(), inner.csr_arrays()
 
 
 @every_sorted
@@ -34,8 +35,11 @@ def test_the_inner_matrix_is_the_permuted_one(format, rng):
     perm = np.asarray(A.perm)
     np.testing.assert_array_equal(A.basis.perm, perm)
     assert not np.array_equal(perm, np.arange(99))
-    product, inside, dense, diagonal = views(A, x)
-    wanted = SQUARE[perm][:, perm].toarray()
+    product, inside, dense, diagonal, csr = views(A, x)
+    canonical = sp.csr_array(SQUARE[perm][:, perm].toarray())
+    for name in ("data", "indices", "indptr"):
+        np.testing.assert_array_equal(getattr(csr, name), getattr(canonical, name))
+    wanted = canonical.toarray()
     np.testing.assert_array_equal(dense, wanted)
     np.testing.assert_array_equal(diagonal, np.diagonal(wanted))
     np.testing.assert_array_equal(inside, product)  # the same sums in the same order
