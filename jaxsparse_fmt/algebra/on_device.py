@@ -95,7 +95,7 @@ def _checked(a: Csr, b: Csr) -> int:
 
 def masked(S: Csr, mask: Array) -> tuple[Csr, Array]:
     """The pattern of the entries where `mask`, and their numbers."""
-    return _masked(S, mask, int(_count(mask)))
+    return _masked(S, mask, int(jnp.sum(mask, dtype=np.int32)))
 
 
 # ----------------------------------------------------------------------------------------------------------- programs
@@ -159,11 +159,6 @@ def coordinates(key: Array, shape: tuple[int, int]) -> tuple[Array, Array]:
     return (key >> shift).astype(np.int32), (key & key.dtype.type((1 << int(shift)) - 1)).astype(np.int32)
 
 
-def _pattern_of(key: Array, shape: tuple[int, int]) -> CsrArrays:
-    row, col = coordinates(key, shape)
-    return pattern(col, row_pointers(row, shape[0]), shape)
-
-
 _ordered = jax.jit(sorted_keys, static_argnums=2)
 
 
@@ -196,7 +191,8 @@ def _merged(a: Csr, b: Csr, at: Array, before: Array, n: int) -> tuple[CsrArrays
 def _first_of_each(key: Array, shape: tuple[int, int], n: int) -> tuple[CsrArrays, Array]:
     """The pattern of n keys without their repetitions, and where each begins, with the end [n + 1]."""
     first = _places(flags(key), n)
-    return _pattern_of(take(key, first), shape), jnp.append(first, np.int32(key.shape[0]))
+    row, col = coordinates(take(key, first), shape)
+    return pattern(col, row_pointers(row, shape[0]), shape), jnp.append(first, np.int32(key.shape[0]))
 
 
 @jax.jit
@@ -232,11 +228,6 @@ def expanded(a: Csr, b: Csr, products: int) -> tuple[Array, ...]:
     right = jnp.minimum(right, b.nnz - 1)
     row = jnp.where(number < ptr[-1], take(building.entries(a)[0], left), a.shape[0])
     return row, take(b.indices, right), left, right
-
-
-@jax.jit
-def _count(mask: Array) -> Array:
-    return jnp.sum(mask, dtype=np.int32)
 
 
 @functools.partial(jax.jit, static_argnums=2)

@@ -58,12 +58,11 @@ def inner_product(x: Array, y: Array) -> Array:
 
 def sweep(numbers: tuple[Array, ...], vectors: tuple[Array, ...], what: Pass, backend: str):
     """As the reference, but numbers and sums may be partial; real vectors of one dtype."""
-    n = vectors[0].shape[0]
-    new, scalars, sums = jax.eval_shape(
-        functools.partial(sweep_reference, what=what), *_one_number_of_each(numbers, vectors)
-    )
+    n, struct = vectors[0].shape[0], jax.ShapeDtypeStruct
+    # In a kernel `prepare` and `each` get numbers, one of each vector.
+    given = tuple(struct((), a.dtype) for a in numbers), tuple(struct((1,), v.dtype) for v in vectors)
+    new, scalars, sums = jax.eval_shape(functools.partial(sweep_reference, what=what), *given)
     block, count = tuning.sweep_block(backend), parts(n)
-    struct = jax.ShapeDtypeStruct
     outputs = {f"new{i}": struct((n,), v.dtype) for i, v in enumerate(new)}
     outputs |= {f"scalar{i}": struct((1,), _in_memory(s.dtype)) for i, s in enumerate(scalars)}
     outputs |= {f"sum{i}": struct((count,), s.dtype) for i, s in enumerate(sums)}
@@ -116,12 +115,6 @@ def sweep_kernel(d, *, what: Pass, block: tuning.Block, n: int, is_bool: tuple[b
     _, totals = lax.fori_loop(jnp.int32(0), jnp.int32(trips), trip, (ahead, totals))
     for ref, total in zip(sums, totals, strict=True):
         d.store_sums(ref, i, total, PARTS)
-
-
-def _one_number_of_each(numbers, vectors):
-    """The arguments of `prepare` and `each` in a kernel: every number a scalar, every vector one number."""
-    scalar = lambda a: jax.ShapeDtypeStruct((), a.dtype)  # noqa: E731
-    return tuple(map(scalar, numbers)), tuple(jax.ShapeDtypeStruct((1,), v.dtype) for v in vectors)
 
 
 def _in_memory(dtype: Any) -> Any:
