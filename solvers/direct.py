@@ -155,7 +155,9 @@ def _by_host(A: Any, b: Array, x0: Any, settings: Any) -> Solution | None:
     (_, host, found), n = settings["M"], b.shape[0]
     options, _, limits = settled(settings, b, n, STEPS)
     more = x0 is not None or options.history_length or options.callback or options.progress
-    if more or arguments.is_traced(A, b, limits) or not _is_on_one_device(b) or n != host.n or limits.maxiter == 0:
+    if more or arguments.is_traced(A, b, limits) or n != host.n or limits.maxiter == 0:
+        return None
+    if not isinstance(b.sharding, jax.sharding.SingleDeviceSharding):  # b has a mesh
         return None
     dtype = _dtype(A, b)
     rhs = np.asarray(b).astype(np.result_type(host.S, np.complex128 if b.dtype.kind == "c" else np.float64))
@@ -178,11 +180,6 @@ def _by_host(A: Any, b: Array, x0: Any, settings: Any) -> Solution | None:
     )
     x, code, steps, size = jax.device_put((x, *ends), b.sharding if b.committed else None)
     return Solution(x, code, steps, size, None)
-
-
-def _is_on_one_device(b: Array) -> bool:
-    """Whether b lies on a device alone, without a mesh."""
-    return isinstance(b.sharding, jax.sharding.SingleDeviceSharding)
 
 
 def _length(a: np.ndarray) -> np.ndarray:

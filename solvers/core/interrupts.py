@@ -1,7 +1,6 @@
 """KeyboardInterrupt during a solve: Python raises it in the first thread alone, and not while that waits for XLA."""
 
 import contextlib
-import functools
 import re
 import signal
 import threading
@@ -31,7 +30,7 @@ def heeding() -> Iterator[Callable[[Any], Any]]:
     thread = threading.current_thread()
     raises = thread is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler
     try:
-        if not raises or not _is_one_device():
+        if not raises or jax.device_count() > 1:  # of all processes
             yield lambda results: results
             return
         try:
@@ -64,11 +63,6 @@ def calling(options: Any) -> Iterator[None]:
         raise
     finally:
         _calls = False
-
-
-@functools.cache
-def _is_one_device() -> bool:
-    return jax.device_count() == 1  # of all processes
 
 
 def _complete(results: Any) -> Any:

@@ -137,8 +137,8 @@ def solver(**changed: Any) -> Callable[[Callable[P, Result]], Callable[P, Result
         @functools.wraps(function)
         def checked(*args: P.args, **keywords: P.kwargs) -> Result:
             if unknown := [k for k in keywords if k not in signature.parameters]:
-                which = f"{function.__name__} has no keyword {_explained(unknown[0])}"
-                raise TypeError(f"{which}; it has {', '.join(names)}")
+                here = f": here it is {ELSEWHERE[unknown[0]]!r}" if unknown[0] in ELSEWHERE else ""
+                raise TypeError(f"{function.__name__} has no keyword {unknown[0]!r}{here}; it has {', '.join(names)}")
             with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # as in `standard_promotion`
                 return function(*args, **(defaults | keywords))  # pyright: ignore[reportCallIssue]
 
@@ -146,11 +146,6 @@ def solver(**changed: Any) -> Callable[[Callable[P, Result]], Callable[P, Result
         return checked
 
     return decorate
-
-
-def _explained(keyword: str) -> str:
-    """The unknown keyword for a message, with its name here if other libraries use it."""
-    return f"{keyword!r}: here it is {ELSEWHERE[keyword]!r}" if keyword in ELSEWHERE else repr(keyword)
 
 
 # ----------------------------------------------------------------------------------------------------------- checks
