@@ -125,7 +125,7 @@ class CSR5(ByEntries):
         return Tiles(shape, self.n_stored, *self.tile_shape, self.n_pieces, kept_rows, self.most_hops)
 
     def _wants_shared_memory(self, face: str, p: int) -> bool:
-        return face == "product" and p == 1 and (self.tiles.kept_rows > 0 or self.ends is not None)
+        return face == "product" and (self.ends is not None or (p == 1 and self.tiles.kept_rows > 0))
 
     def _product_face(self, values: Array, x: Array, backend: str) -> Array:
         x, rows, piece_ptr = self._ordered(x), self.long_rows, self.piece_ptr
@@ -289,7 +289,7 @@ class CSR5(ByEntries):
                 continue
             near, misses = pattern.misses(WINDOW), pattern.misses(rows)
             even = near >= UNHELD and pattern.missed_beside(L1_ROWS, hottest) > SHARED
-            if even and misses <= near * SHARED and lanes * depth * number <= LAUNCH.most_products:
+            if even and misses <= near * SHARED and lanes * depth * number <= LAUNCH.most_shared:
                 more = 2 * places - 4 * n_tiles * held[0] if held else 0
                 more += 4 * n_tiles * (depth + lanes * -(-depth // 32))
                 layout, words = storage.layout | {"by_column": True}, ("entries of a tile by column", storage.words[1])

@@ -5,8 +5,9 @@ these sums, in order; where they are many, rounds first make each head the sum o
 so on. A row never leaves its tile, so every run gives the same bits. The kernel stores each sum in y when it is
 complete, or keeps the sums in shared memory (`kept_rows`) and writes them together.
 
-Of a tile that lies by column, a block first stores the products in shared memory, at their places by rows. Where shared
-memory has no room for them, or the dialect has none, another program puts the tiles in the order of rows before.
+Of a tile that lies by column, a block first stores the products in shared memory, at their places by rows. For several
+right-hand sides `order_kernel` puts the tiles in the order of rows before; where shared memory has no room for a tile,
+or the dialect has none, XLA does.
 
     values      [b, n_stored]
     x           [b, n_cols, p]
@@ -18,7 +19,6 @@ for each column of x, of the dtype of sums, written once and read where rows go 
 sum written by itself takes a sector of 32 bytes to the L2 cache.
 """
 
-import dataclasses
 import functools
 import math
 from typing import Any
@@ -51,21 +51,25 @@ def product(
 ) -> tuple[Array, Array]:  # [b, n_rows - n_pieces, p], [b, n_pieces, p]
     """A·x, of rows and of pieces, one block a tile."""
     (batch, _, p), dtype, n_rows, n_pieces = x.shape, jnp.result_type(values, x), tiles.shape[0], tiles.n_pieces
+    acc, size = accumulator(dtype), tiles.lanes * tiles.entries
+    if "ends" in arrays and selection.is_pallas(backend):
+        room = tuning.LAUNCH.most_shared // size if selection.shares_memory(backend) else 0  # bytes for each entry
+        if p > 1 or jnp.dtype(acc).itemsize > room:
+            moved = _moved if len(values) == 1 and values.dtype.itemsize + 4 <= room else None
+            values, arrays = tiles.by_rows(values, arrays, moved)
+            backend = selection.resolve("auto", "cuda") if room and p > 1 else backend  # which loads several at once
     block_columns, shares = min(p, tuning.LAUNCH.columns_alone), selection.shares_memory(backend)
     n_heads = tiles.lanes * (block_columns if shares else batch * tiles.n_tiles * p)
     backend = supported(backend, values, x, size=max(batch * n_rows * p, n_heads))
     if not selection.is_pallas(backend):
         return product_reference(values, x, arrays, tiles=tiles)
-    acc, size = accumulator(dtype), tiles.lanes * tiles.entries
-    if "ends" in arrays and (p > 1 or not shares or size * jnp.dtype(acc).itemsize > tuning.LAUNCH.most_products):
-        values, arrays = tiles.by_rows(values, arrays)
     keeps = p == 1 and tiles.kept_rows > 0 and shares
     block = tuning.tile_block(tiles.lanes, p, (keeps and "ends" not in arrays) * jnp.dtype(acc).itemsize)
-    sizes = _Sizes(
+    kernel = functools.partial(
+        tiles_kernel,
         tiles=tiles,
         p=p,
         block_columns=block_columns,
-        column_blocks=-(-p // block_columns),
         pack=Pack.of(backend, p, x.dtype),
         unroll=math.gcd(block.unroll, tiles.entries),
         acc=acc,
@@ -77,16 +81,31 @@ def product(
     scratch = {"kept": tiles.kept_rows + tiles.lanes} if keeps else {"heads": n_heads}
     scratch |= {"products": size} if "ends" in arrays else {}
     y, *pieces = launch.launch(
-        functools.partial(tiles_kernel, sizes=sizes),
+        kernel,
         backend,
         block=block,
-        blocks=batch * tiles.n_tiles * sizes.column_blocks,
+        blocks=batch * tiles.n_tiles * -(-p // block_columns),
         inputs={"values": values.reshape(-1), "x": x.reshape(-1), **arrays, "piece_ptr": piece_ptr if keeps else None},
         outputs=outputs,
         scratch={name: jax.ShapeDtypeStruct((n,), acc) for name, n in scratch.items()},
     )
     (pieces,) = pieces or [jnp.zeros(0, dtype)]
     return y.reshape(batch, n_rows - n_pieces, p), pieces.reshape(batch, n_pieces, p)
+
+
+def _moved(tiles: Tiles, values: Array, arrays: Arrays) -> tuple[Array, Array]:
+    """The values [1, n_stored] and columns of tiles that lie by column, in the order of rows."""
+    of = lambda n: [jax.ShapeDtypeStruct((n,), dtype) for dtype in (values.dtype, jnp.int32)]  # noqa: E731
+    moved, cols = launch.launch(
+        functools.partial(order_kernel, tiles=tiles),
+        "mosaic",
+        block=tuning.tile_block(tiles.lanes, 1),
+        blocks=tiles.n_tiles,
+        inputs={"values": values[0]} | {name: arrays[name] for name in ("column_place", "step_base", "ends")},
+        outputs=dict(zip(("moved", "cols"), of(tiles.n_stored), strict=True)),
+        scratch=dict(zip(("own", "own_cols"), of(tiles.lanes * tiles.entries), strict=True)),
+    )
+    return moved[None], cols
 
 
 def product_reference(values, x, arrays: Arrays, *, tiles: Tiles) -> tuple[Array, Array]:
@@ -97,24 +116,43 @@ def product_reference(values, x, arrays: Arrays, *, tiles: Tiles) -> tuple[Array
     return y[:, :n_own], y[:, n_own:]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Sizes:
-    """Static sizes of one launch: p right-hand sides in `column_blocks` blocks of `block_columns`."""
+def order_kernel(d, *, tiles: Tiles, values, moved, cols, own, own_cols, **arrays):
+    """Moves the entries of a tile that lies by column to their places by rows."""
+    tile, everywhere, at_once = d.program_id(), d.lanes() < d.rows, 8
+    start = tile.astype(index_dtype(pairs.reals(values.dtype) * tiles.n_stored)) * (tiles.lanes * tiles.entries)
+    decoded = tiles.decoder(d, arrays, tile)
 
-    tiles: Tiles
-    p: int
-    block_columns: int
-    column_blocks: int
-    pack: Pack
-    unroll: int
-    acc: Any
-    address_dtype: Any
+    def places(t):
+        return [(t * jnp.int32(at_once) + jnp.int32(u)) * jnp.int32(tiles.lanes) + d.lanes() for u in range(at_once)]
+
+    def read(t, _):
+        loaded = [d.load(values, start + place, once=True) for place in places(t)]
+        for value, (col, live, by_rows) in zip(loaded, decoded(places(t), t), strict=True):
+            d.store(own, by_rows, value, everywhere)
+            d.store(own_cols, by_rows, jnp.where(live, col, jnp.int32(tiles.shape[1])), everywhere)
+        return ()
+
+    def write(t, _):
+        for place in places(t):
+            d.store(moved, start + place, d.load(own, place), everywhere)
+            d.store(cols, start + place, d.load(own_cols, place), everywhere)
+        return ()
+
+    for trip in (read, write):
+        lax.fori_loop(jnp.int32(0), jnp.int32(tiles.entries // at_once), trip, ())
+        d.barrier()
 
 
 def tiles_kernel(
     d,
     *,
-    sizes: _Sizes,
+    tiles: Tiles,
+    p: int,  # right-hand sides, `block_columns` of them a block
+    block_columns: int,
+    pack: Pack,
+    unroll: int,
+    acc: Any,
+    address_dtype: Any,
     x,  # [b·n_cols·p]
     y,  # [b·(n_rows - n_pieces)·p], out
     values,  # [b·n_stored]
@@ -125,15 +163,14 @@ def tiles_kernel(
     # products   [lanes·entries], scratch there too, if the tile lies by column
     # piece_ptr  [n_long + 1]
 ):
-    tiles, p, pack, unroll, lane_row = sizes.tiles, sizes.p, sizes.pack, sizes.unroll, arrays["lane_row"]
-    pieces, kept = arrays.get("pieces"), arrays.get("kept")
+    lane_row, pieces, kept = arrays["lane_row"], arrays.get("pieces"), arrays.get("kept")
     C, n_cols = tiles.lanes, tiles.shape[1]
-    block, count = d.program_id(), jnp.int32(sizes.column_blocks)
+    block, count = d.program_id(), jnp.int32(-(-p // block_columns))
     # The blocks of a tile run side by side, so that it comes from memory once.
-    first_column, of_batch = lax.rem(block, count) * jnp.int32(sizes.block_columns), lax.div(block, count)
+    first_column, of_batch = lax.rem(block, count) * jnp.int32(block_columns), lax.div(block, count)
     tile, batch = lax.rem(of_batch, jnp.int32(tiles.n_tiles)), lax.div(of_batch, jnp.int32(tiles.n_tiles))
-    batch = batch.astype(sizes.address_dtype)
-    of_p = pack.columns(first_column, sizes.block_columns, p)
+    batch = batch.astype(address_dtype)
+    of_p = pack.columns(first_column, block_columns, p)
     lane = d.lanes()
     begins = d.load(lane_row, tile * jnp.int32(C) + lane)
     decoded = tiles.decoder(d, arrays, tile)
@@ -141,7 +178,7 @@ def tiles_kernel(
     def put(row, totals, live):
         """Stores sums of rows."""
         n_own = tiles.shape[0] - tiles.n_pieces
-        row, own = row.astype(sizes.address_dtype), live if pieces is None else live & (row < n_own)
+        row, own = row.astype(address_dtype), live if pieces is None else live & (row < n_own)
         for (q, inside), total in zip(of_p, totals, strict=True):
             at = pack.places((batch * n_own + row) * p + q)
             d.store(y, at, total, pack.beside(own & inside))
@@ -149,7 +186,7 @@ def tiles_kernel(
                 at = pack.places((batch * tiles.n_pieces + row - n_own) * p + q)
                 d.store(pieces, at, total, pack.beside(live & (row >= n_own) & inside))
 
-    zero = tuple(pack.along(d.full(0, sizes.acc)) for _ in of_p)
+    zero = tuple(pack.along(d.full(0, acc)) for _ in of_p)
     if kept is None:
         own = d.own((batch * tiles.n_tiles + tile) * p + first_column, C)
         sums_of = _Sums(d, put, begins, arrays["heads"], own, pack, [inside for _, inside in of_p])
@@ -161,15 +198,15 @@ def tiles_kernel(
         """The products of a trip, each with whether a row ends there, or its place by rows in a tile by columns."""
         places = [(t * jnp.int32(unroll) + jnp.int32(u)) * jnp.int32(C) + lane for u in range(unroll)]
         loaded = decoded(places, t)
-        start = batch * tiles.n_stored + tile.astype(sizes.address_dtype) * (C * tiles.entries)
+        start = batch * tiles.n_stored + tile.astype(address_dtype) * (C * tiles.entries)
         vals = [d.load(values, start + place, once=True) for place in places]
         gathered = []
         for col, live, _ in loaded:
-            base = (batch * n_cols + col.astype(sizes.address_dtype)) * p
+            base = (batch * n_cols + col.astype(address_dtype)) * p
             gathered.append(pack.load(d, x, base, of_p, live))
         for v, xs, (_, _, of_rows) in zip(vals, gathered, loaded, strict=True):
-            v = pack.beside(widened(v, sizes.acc))
-            yield (v * widened(xq, sizes.acc) for xq in xs), of_rows
+            v = pack.beside(widened(v, acc))
+            yield (v * widened(xq, acc) for xq in xs), of_rows
 
     def multiply(t, _):
         for (product,), place in multiplied(t):
@@ -210,7 +247,7 @@ def tiles_kernel(
         goes_on, more = found
         return tuple(where(pack.beside(goes_on), s + m, s) for s, m in zip(sums, more, strict=True))
 
-    of_sum = jnp.dtype(sizes.acc).itemsize * sizes.block_columns  # bytes; of wide sums more would cost registers
+    of_sum = jnp.dtype(acc).itemsize * block_columns  # bytes; of wide sums more would cost registers
     bits, together = 2 if of_sum <= 8 else 1, HOPS if of_sum <= 4 else 1
 
     reach = 1  # lanes whose heads a head has

@@ -132,12 +132,13 @@ def launch_checked(kernel, backend, *, block, blocks, inputs, outputs, scratch):
         [
             ("narrow", np.float64, 1, 5, {}),
             ("wide", np.float64, 2, 1, {"by_column": True}),
+            ("wide", np.float64, 1, 3, {"by_column": True}),  # in the order of rows first
             ("wide", np.float64, 1, 10, {}),
             ("narrow", np.float64, 2, 10, {}),  # blocks of 8 columns and of 2, whose heads lie side by side
             ("long, but not cut", np.float32, 1, 1, {}),  # rounds of four lanes
             ("long, but not cut", np.float32, 1, 1, {"by_column": True, "keep_sums": False}),
         ],
-        2,
+        3,
     ),
     ids=str,
 )
@@ -204,6 +205,15 @@ def test_the_kernel_that_keeps_its_sums_lowers_for_cuda(kind, tile_shape, dtype)
         return csr5.product(values, x, arrays, tiles=lie, backend="mosaic", piece_ptr=piece_ptr)
 
     assert kernels_in(lowered(product, *asked(lie, dtype, 1, batch=2), arrays, piece_ptr), "mosaic") == 1
+
+
+@pytest.mark.parametrize(
+    ("dtype", "in_kernel"), [(jnp.float64, True), (jnp.bfloat16, True), (jnp.complex128, False)], ids=str
+)
+def test_several_columns_by_tiles_by_column_go_through_shared_memory_if_it_has_room(dtype, in_kernel):
+    lie, arrays = lying("by column", (512, 32), 4)
+    text = lowered(functools.partial(csr5.product, tiles=lie, backend="mosaic"), *asked(lie, dtype, 5), arrays)
+    assert text.count(f"@{SIGNATURES['mosaic']}") == in_kernel and text.count(f"@__gpu${SIGNATURES['triton']}") == 1
 
 
 @every_kind

@@ -122,10 +122,15 @@ class Tiles:
         col = jnp.where(code < 0, self.shape[1], col)
         return col, last.reshape(-1) > 0, (tile << self.place_bits) + place.astype(tile.dtype)
 
-    def by_rows(self, values: Array, arrays: Arrays) -> tuple[Array, Arrays]:
-        """Values [b, n_stored] and arrays of the same tiles by rows, with columns of 32 bits."""
+    def by_rows(self, values: Array, arrays: Arrays, moved: Any = None) -> tuple[Array, Arrays]:
+        """Values [b, n_stored] and arrays of the same tiles by rows, with columns of 32 bits.
+
+        `moved` (tiles, values, arrays) -> (values, columns) moves those of tiles that lie by column; None: XLA does.
+        """
         col, last, at = self._decoded({name: when_run(a) for name, a in arrays.items()})
-        if at is not None:
+        if at is not None and moved is not None:
+            values, col = moved(self, values, arrays)
+        elif at is not None:
             to = lambda a: jnp.zeros_like(a).at[..., at].set(a, unique_indices=True, mode="promise_in_bounds")  # noqa: E731
             values, col = to(values), to(col)
         return values, {name: arrays[name] for name in ("lane_row", "hops")} | {"marked_col": marked(jnp, col, last)}
