@@ -72,9 +72,10 @@ ColumnPlace = Annotated[Array, padded_with(lambda A: -1)]
 MarkedDelta = Annotated[Array, padded_with(lambda A: NARROW_PADDING)]
 HOT_BYTES = 2**18  # of x that a product gathers first: as many as the L1 cache of an H100 or H200 holds
 SMALL_X = 2**20  # bytes of x, below which neither hot columns nor kept sums pay
-# Misses of an entry's x from which the L1 cache can spare the memory of kept sums. By hand on an H200: 0.9 to 1.0 of
-# the time of sums written one by one from 0.40 on, but 2.3 times as much at 0.05, where all of x could be there.
-KEPT_MISSES = 0.35
+# Misses of an entry's x from which the L1 cache can spare the memory of kept sums. By hand on an H100 and an H200: 0.86
+# to 1.0 of the time of sums written one by one from 0.27 on, but 2.3 times as much at 0.05, where all of x could be
+# there.
+KEPT_MISSES = 0.25
 # Tiles by column, by hand on an H100: 1.1 to 1.7 times as fast where 128 neighbouring rows miss for at least this share
 # of their entries, 0.8 at 0.72. No faster with columns anywhere, where a tile leaves more than `SHARED` of the misses,
 # and slower in power-law graphs, where hot columns leave less.
