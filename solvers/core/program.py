@@ -139,32 +139,30 @@ class Entry:
         """
         compiled = self.compiled
         if any(map(arguments.is_function, maps)):
-            own = self._traced(static, maps, v)
+            own = self._mapped(_traced_by_user, static, maps, v)
             varied = mesh_axes.varying(v, (own, others))
             if varied is not v:
-                v, own = varied, self._traced(static, maps, varied)
+                v, own = varied, self._mapped(_traced_by_user, static, maps, varied)
             compiled, maps = jit(self._on_any_axes, *(f.program for f in own if isinstance(f, Function))), own
         with heeding() as complete:
             return complete(compiled(static, maps, basis, v, others))
 
-    def _traced(self, static: Any, maps: tuple[Any, ...], v: Any) -> tuple[Any, ...]:
-        return tuple(f or a for f, a in zip(self._functions(_traced_by_user, static, maps, v), maps, strict=True))
-
-    def _functions(self, make: Callable[[Any, Any], Any], static: Any, maps: tuple[Any, ...], v: Any) -> list[Any]:
-        """make(function, vector like those that it takes) for each map that is a function, None for the others."""
+    def _mapped(self, make: Callable[[Any, Any], Any], static: Any, maps: tuple[Any, ...], v: Any) -> tuple[Any, ...]:
+        """The maps, with make(function, vector like those that it takes) in place of each function."""
         if not any(map(arguments.is_function, maps)):
-            return [None] * len(maps)
+            return maps
         examples = zip(maps, self.examples(static, v), strict=True)
-        return [make(f, like) if arguments.is_function(f) else None for f, like in examples]
+        return tuple(make(f, like) if arguments.is_function(f) else f for f, like in examples)
 
     def _on_any_axes(self, static: Any, maps: tuple[Any, ...], basis: Basis, v: Any, others: tuple[Any, ...]) -> Any:
-        own = self._functions(mesh_axes.outside, static, maps, v)
-        programs = tuple(a if f else None for f, a in zip(own, maps, strict=True))
-        matrices = tuple(None if f else a for f, a in zip(own, maps, strict=True))
+        own = self._mapped(mesh_axes.outside, static, maps, v)
+        programs = tuple(a if arguments.is_function(a) else None for a in maps)
+        matrices = tuple(None if f else a for f, a in zip(programs, maps, strict=True))
 
         def on_auto_axes(*operands: Any) -> Any:
             matrices, basis, v, others = mesh_axes.varying(operands, programs)
-            return self.body(static, tuple(f or a for f, a in zip(own, matrices, strict=True)), basis, v, *others)
+            inside = (f if a is None else a for f, a in zip(own, matrices, strict=True))
+            return self.body(static, tuple(inside), basis, v, *others)
 
         # Under vmap the type of v does not name the axis of the batch, but all programs traced here must use one mesh.
         axes = mesh_axes.explicit_axes(jax.sharding.get_abstract_mesh())
