@@ -96,8 +96,9 @@ def product(
 def _moved(tiles: Tiles, values: Array, arrays: Arrays) -> tuple[Array, Array]:
     """The values [1, n_stored] and columns of tiles that lie by column, in the order of rows."""
     of = lambda n: [jax.ShapeDtypeStruct((n,), dtype) for dtype in (values.dtype, jnp.int32)]  # noqa: E731
+    address_dtype = index_dtype(pairs.reals(values.dtype) * values.size)
     moved, cols = launch.launch(
-        functools.partial(order_kernel, tiles=tiles),
+        functools.partial(order_kernel, tiles=tiles, address_dtype=address_dtype),
         "mosaic",
         block=tuning.tile_block(tiles.lanes, 1),
         blocks=tiles.n_tiles,
@@ -116,10 +117,10 @@ def product_reference(values, x, arrays: Arrays, *, tiles: Tiles) -> tuple[Array
     return y[:, :n_own], y[:, n_own:]
 
 
-def order_kernel(d, *, tiles: Tiles, values, moved, cols, own, own_cols, **arrays):
+def order_kernel(d, *, tiles: Tiles, address_dtype, values, moved, cols, own, own_cols, **arrays):
     """Moves the entries of a tile that lies by column to their places by rows."""
     tile, everywhere, at_once = d.program_id(), d.lanes() < d.rows, 8
-    start = tile.astype(index_dtype(pairs.reals(values.dtype) * tiles.n_stored)) * (tiles.lanes * tiles.entries)
+    start = tile.astype(address_dtype) * (tiles.lanes * tiles.entries)
     decoded = tiles.decoder(d, arrays, tile)
 
     def places(t):

@@ -208,7 +208,7 @@ def test_the_kernel_that_keeps_its_sums_lowers_for_cuda(kind, tile_shape, dtype)
 
 
 @pytest.mark.parametrize(
-    ("dtype", "in_kernel"), [(jnp.float64, True), (jnp.bfloat16, True), (jnp.complex128, False)], ids=str
+    ("dtype", "in_kernel"), [(jnp.float64, True), (jnp.bfloat16, True), (jnp.complex64, True), (jnp.complex128, False)]
 )
 def test_several_columns_by_tiles_by_column_go_through_shared_memory_if_it_has_room(dtype, in_kernel):
     lie, arrays = lying("by column", (512, 32), 4)
