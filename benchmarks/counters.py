@@ -2,7 +2,8 @@
 
     python -m benchmarks.counters benchmarks/results/2026-11-26_suite_h100.json --json out.json
 
-Takes the matrices of tables of `benchmarks.spmv` on which "auto" is less than `--below` times as fast as cuSPARSE.
+Takes the matrices of tables of `benchmarks.spmv` on which "auto" is less than `--below` times as fast as cuSPARSE, each
+in the type in which it is the slowest.
 Processes make and convert them; then `ncu`, which must be on the PATH, runs this script once more: one product a matrix
 and then a marker, a small kernel of CuPy's. Of several kernels of a product the longest counts. A figure is a fraction
 of what the unit sustains; where no unit is near its peak, loads wait for one another.
@@ -10,7 +11,6 @@ of what the unit sustains; where no unit is near its peak, loads wait for one an
 
 import csv
 import functools
-import itertools
 import json
 import multiprocessing
 import os
@@ -41,18 +41,16 @@ NCU += ["--cache-control", "none", "--clock-control", "none", "--metrics", ",".j
 MARKER = "cupy_"  # the name of each kernel of CuPy's begins so
 
 
-def made(folder: Path, scale: float, numbered: list[tuple[int, Row]]) -> list[str]:
-    """Writes the matrix of these rows in the format of "auto" for each, with NumPy's arrays; returns the formats."""
+def made(folder: Path, scale: float, number: int, row: Row) -> str:
+    """Writes the matrix of a row in the format of "auto", with NumPy's arrays, and returns the format."""
     jax.config.update("jax_enable_x64", True)
-    case = next(case for cases in suite.SUITES.values() for case in cases if case.name == numbered[0][1]["matrix"])
-    S, formats = suite.tamed(case.make(scale)), []
-    for number, row in numbered:
-        choice = ranking.rank(S, row["dtype"], platform="gpu")[0]
-        with spmv.on_host():
-            A = jsf.from_scipy(S, choice.format, dtype=row["dtype"], max_bytes=2**36, **choice.layout)
-        (folder / f"{number:03}").write_bytes(pickle.dumps(jax.tree.map(np.asarray, A)))
-        formats.append(spmv.label(choice))
-    return formats
+    case = next(case for cases in suite.SUITES.values() for case in cases if case.name == row["matrix"])
+    S = suite.tamed(case.make(scale))
+    choice = ranking.rank(S, row["dtype"], platform="gpu")[0]
+    with spmv.on_host():
+        A = jsf.from_scipy(S, choice.format, dtype=row["dtype"], max_bytes=2**36, **choice.layout)
+    (folder / f"{number:03}").write_bytes(pickle.dumps(jax.tree.map(np.asarray, A)))
+    return spmv.label(choice)
 
 
 def profiled(folder: Path) -> None:
@@ -111,13 +109,13 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     rows = [row for table in args.tables for row in json.loads(table.read_text())["rows"] if row["ratio"] < args.below]
-    rows.sort(key=lambda row: (-row["nnz"], row["matrix"]))  # the longest to make first
-    by_matrix = [list(rows_of) for _, rows_of in itertools.groupby(enumerate(rows), lambda pair: pair[1]["matrix"])]
+    slowest = {row["matrix"]: row for row in sorted(rows, key=lambda row: -row["ratio"])}
+    rows = sorted(slowest.values(), key=lambda row: -row["nnz"])  # the longest to make first
     with tempfile.TemporaryDirectory() as name:
         log = Path(name, "log.csv")
         with ProcessPoolExecutor(args.workers, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
             make = functools.partial(made, Path(name), 1 / 2000 if args.small else 1.0)
-            formats = list(itertools.chain(*pool.map(make, by_matrix)))
+            formats = list(pool.map(make, range(len(rows)), rows))
         report.log(f"{len(rows)} matrices made")
         command = [*NCU, "--log-file", str(log), sys.executable, "-m", "benchmarks.counters", name]
         subprocess.run(command, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)

@@ -241,13 +241,16 @@ def several_gpus() -> Iterator[str]:
 
 
 def counters() -> Iterator[str]:
-    """How near their peaks the units of a GPU work, for each matrix of the suite below 1.2 times cuSPARSE."""
-    units = ("DRAM", "L2", "L1", "SM")
-    known = {row["matrix"] for row in rows_of("suite_h100")}
-    of = {(row["matrix"], row["dtype"]): row for row in rows_of("counters_h100") if row["matrix"] in known}
-    cell = lambda *key: " / ".join(f"{of[key][unit]:.2f}" for unit in units) if key in of else ""  # noqa: E731
-    matrices = dict.fromkeys(matrix for matrix, _ in of)
-    return table(" | ".join(DTYPES), ((matrix, *(cell(matrix, d) for d in DTYPES)) for matrix in matrices))
+    """How near their peaks the units of a GPU work in a product with each matrix."""
+    units = ("DRAM", "L2", "L1", "SM", "occupancy")
+    rows = sorted(rows_of("counters_h100"), key=lambda row: -max(row[unit] for unit in units[:4]))
+    name = "{matrix}, {dtype}, in `{format}`"
+    return of_keys(
+        [row | {"format": row["format"].partition(" ")[0]} for row in rows],
+        name,
+        " | ".join((*units, "× cuSPARSE")),
+        **dict.fromkeys((*units, "ratio"), ".2f"),
+    )
 
 
 def stages() -> Iterator[str]:
@@ -309,7 +312,7 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "suite": sourced(lambda: by_class(rows_of("suite_h100")), "spmv --workers 13 --limit 122", "suite_h100"),
     "counts": lambda: counts(rows_of("suite_h100")),
     "held out": sourced(held_out, "spmv --suite held-out --workers 13 --limit 122", "suite_held_out_h100"),
-    "counters": sourced(counters, "counters SUITE HELD_OUT --workers 14", "counters_h100"),
+    "counters": sourced(counters, "counters SUITE --workers 14", "counters_h100"),
     "counts of held out": lambda: counts(rows_of("suite_held_out_h100")),
     "dialects": sourced(lambda: by_class(rows_of("dialects_h200")), "spmv --backends triton mosaic", "dialects_h200"),
     "columns": sourced(columns, "spmv --what columns", "columns_h200"),
