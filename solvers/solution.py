@@ -113,9 +113,13 @@ class Outcome:
         """Returns this result if every solve in it succeeded.
 
         Raises:
-          SolverError: a solve failed; the message names the cause and the cure.
+          SolverError: a solve failed; the message names the cause and the cure. TypeError: inside jit or vmap.
         """
-        worst = Status(int(jnp.max(self._failure)))
+        try:
+            worst = Status(int(jnp.max(self._failure)))
+        except jax.errors.ConcretizationTypeError:
+            cure = "call it on the result that the jitted function returns, or take sol.success inside"
+            raise TypeError(f"raise_for_status needs the status as a number, which is traced here: {cure}") from None
         if worst is not Status.CONVERGED:
             norm, steps = float(jnp.max(getattr(self, self._norm))), int(jnp.max(self.n_iterations))
             message = self._messages.get(worst, worst.message)
