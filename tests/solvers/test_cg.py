@@ -131,6 +131,15 @@ def test_a_solution_beyond_the_dtype_is_not_a_success(dtype):
     assert float(sol.residual_norm) == pytest.approx(np.linalg.norm(np.full(3, 1e3)))  # that of the x returned, zero
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_numbers_at_the_ends_of_the_dtype_are_solved(dtype):
+    for size in (0.9 * np.finfo(dtype).max, 2 * np.finfo(dtype).tiny):
+        b = np.array([1, 0.75, -0.5], dtype) * dtype(size)
+        sol = cg(jsf.from_dense(np.eye(3, dtype=dtype)), b)
+        assert sol.success
+        np.testing.assert_allclose(sol.x, b, rtol=1e-6)
+
+
 @pytest.mark.deep
 def test_does_a_solve_end_however_rarely_it_looks_whether_it_is_over():
     _, A, b = system()
