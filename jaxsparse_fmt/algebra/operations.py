@@ -1,6 +1,5 @@
 """The operations behind `A + B`, `A @ B`, `A[rows]` and their like, and the functions that make new patterns."""
 
-import itertools
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -169,10 +168,10 @@ def block(blocks: Sequence[Sequence[Any]], *, format: str | None = None) -> Spar
     patterns.check("block", *given)
     if not given:
         raise ValueError("block needs at least one matrix")
+    _common("blocks", [len(row) for row in rows])
     key = "block", tuple(tuple(A is None for A in row) for row in rows)
     heights = [_common("rows", [A.shape[0] for A in row if A is not None]) for row in rows]
-    columns = itertools.zip_longest(*rows)
-    widths = [_common("columns", [A.shape[1] for A in column if A is not None]) for column in columns]
+    widths = [_common("columns", [A.shape[1] for A in column if A is not None]) for column in zip(*rows, strict=True)]
     shape = sum(heights), sum(widths)
     for what, size in zip(("rows", "columns"), shape, strict=True):
         building.check_bound(what, size)

@@ -160,6 +160,7 @@ REFUSED = {
     "a fractional index": (lambda: jsf.assembly([0.5], [0], (4, 4)), TypeError, "integers"),
     "traced coordinates": (lambda: jax.jit(lambda i: jsf.assembly(i, i, (4, 4)))(np.arange(4)), ValueError, "traced"),
     "too few values": (lambda: jsf.assembly([0, 1], [0, 1], (4, 4))(np.ones(3)), ValueError, "2 numbers"),
+    "rows of one and two blocks": (lambda: jsf.block([[A], [A, A]]), ValueError, "number of blocks; got [1, 2]"),
     "a slice out of range": (lambda: A[40], IndexError, "out of range"),
     "a truth value as an index": (lambda: A[True, 0], IndexError, "an index is an integer"),
     "three indices": (lambda: A[0, 1, 2], IndexError, "one index or two"),
