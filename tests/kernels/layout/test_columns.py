@@ -28,10 +28,10 @@ def assert_kernels_meet_the_columns_of_the_reference(A) -> None:
         np.testing.assert_array_equal(met["column"], np.minimum(reference[met["address"]], A.shape[1]))
 
 
-def test_kernels_and_references_meet_the_same_columns_of_diagonals_that_share_no_place():
-    """Of the other rules `test_address.py` asks it. No trip of a kernel ends with the last diagonal."""
-    A = jsf.from_scipy(CASES["full_row"].scipy(), "dia")
-    assert A.offsets.size % 4
+@pytest.mark.parametrize(("format", "layout"), [("dia", {}), ("sell", {"slice_size": 128})])
+def test_kernels_and_references_meet_the_same_columns_where_no_trip_ends_with_the_last_chunk(format, layout):
+    """In one slice, whose chunks all lanes share. Of the other rules `test_address.py` asks it."""
+    A = jsf.from_scipy(CASES["full_row"].scipy(), format, **layout)  # 15 diagonals, a row of 15 entries
     assert_kernels_meet_the_columns_of_the_reference(A)
 
 
