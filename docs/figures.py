@@ -240,19 +240,6 @@ def several_gpus() -> Iterator[str]:
     return table("two | four", ((name, *figures) for name, figures in kept.items()))
 
 
-def counters() -> Iterator[str]:
-    """How near their peaks the units of a GPU work in a product with each matrix."""
-    units = ("DRAM", "L2", "L1", "SM", "occupancy")
-    rows = sorted(rows_of("counters_h100"), key=lambda row: -max(row[unit] for unit in units[:4]))
-    name = "{matrix}, {dtype}, in `{format}`"
-    return of_keys(
-        [row | {"format": row["format"].partition(" ")[0]} for row in rows],
-        name,
-        " | ".join((*units, "× cuSPARSE")),
-        **dict.fromkeys((*units, "ratio"), ".2f"),
-    )
-
-
 def stages() -> Iterator[str]:
     """Seconds of first calls and milliseconds of later ones, beside CuPy's."""
     ms = lambda t: "" if math.isnan(t) else f"{t:,.0f}" if t > 30 else f"{t:.2g}"  # noqa: E731
@@ -312,7 +299,6 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "suite": sourced(lambda: by_class(rows_of("suite_h100")), "spmv --workers 13 --limit 122", "suite_h100"),
     "counts": lambda: counts(rows_of("suite_h100")),
     "held out": sourced(held_out, "spmv --suite held-out --workers 13 --limit 122", "suite_held_out_h100"),
-    "counters": sourced(counters, "counters SUITE --workers 14", "counters_h100"),
     "counts of held out": lambda: counts(rows_of("suite_held_out_h100")),
     "dialects": sourced(lambda: by_class(rows_of("dialects_h200")), "spmv --backends triton mosaic", "dialects_h200"),
     "columns": sourced(columns, "spmv --what columns", "columns_h200"),
