@@ -216,6 +216,15 @@ def test_several_columns_by_tiles_by_column_go_through_shared_memory_if_it_has_r
     assert text.count(f"@{SIGNATURES['mosaic']}") == in_kernel and text.count(f"@__gpu${SIGNATURES['triton']}") == 1
 
 
+def test_a_tile_of_padding_ends_no_row_whatever_a_kernel_leaves_there():
+    tiles = Tiles((4, 10), 1024, 128, 8)
+    arrays = {"lane_row": jnp.full(128, 4), "step_base": jnp.zeros(8, jnp.int32), "ends": jnp.zeros(128, jnp.int32)}
+    arrays |= {"hops": jnp.zeros(1, jnp.int32), "column_place": jnp.full(1024, -1)}
+    leaves = lambda tiles, values, arrays: (values, jnp.full(1024, -7, jnp.int32))  # noqa: E731
+    _, by_rows = tiles.by_rows(jnp.zeros((1, 1024)), arrays, leaves)
+    assert by_rows["marked_col"].min() >= 0
+
+
 @every_kind
 def test_addresses_are_64_bit_from_two_to_the_31_on(kind):
     for n_tiles, dtypes in ((2**21 - 1, {"int32"}), (2**21, {"int32", "int64"})):

@@ -130,6 +130,7 @@ class Tiles:
         col, last, at = self._decoded({name: when_run(a) for name, a in arrays.items()})
         if at is not None and moved is not None:
             values, col = moved(self, values, arrays)
+            col &= COLUMN  # tiles of padding name no places, so `moved` leaves any number there
         elif at is not None:
             to = lambda a: jnp.zeros_like(a).at[..., at].set(a, unique_indices=True, mode="promise_in_bounds")  # noqa: E731
             values, col = to(values), to(col)
