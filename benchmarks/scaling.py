@@ -96,7 +96,7 @@ def irregular(name: str, S: scipy.sparse.csr_array) -> Problem:
     D = scipy.sparse.diags_array(factor(np.arange(S.shape[0])))
     S = scipy.sparse.csr_array(D @ S @ D)
     S.sort_indices()
-    cut = lambda parts: row_partition.partition(S, parts).starts  # noqa: E731
+    cut = lambda parts: row_partition.partition(S, parts)[0]  # noqa: E731
     return Problem(name, S.shape[0], lambda a, b: S[a:b], cut)
 
 

@@ -1,9 +1,9 @@
 """Direct solves: factors on the host by SuperLU, triangular solves on the device, and refinement by the true residual.
 
-Outside of traces SuperLU itself solves, and its x is taken if the residual meets the tolerance, or does before x is
-rounded to 32 bits. Any other solve takes the factors as M: x ← x + M·(b − A·x) from x = 0, until the residual meets the
-tolerance. That takes one step, or a few if A is ill-conditioned (Higham 2002, Accuracy and Stability, §12). Its
-derivatives are those of every solver: systems with the same factors.
+Outside of traces SuperLU itself solves, and its x is taken if the residual meets the tolerance, or did before x was
+rounded to 32 bits and has the size of that rounding. Any other solve takes the factors as M: x ← x + M·(b − A·x) from
+x = 0, until the residual meets the tolerance. That takes one step, or a few if A is ill-conditioned (Higham 2002,
+Accuracy and Stability, §12). Its derivatives are those of every solver: systems with the same factors.
 """
 
 import dataclasses
@@ -151,7 +151,7 @@ def _settings(M: Any, A: Any, b: Array, rtol: float | None, atol: float, adjoint
 
 
 def _by_host(A: Any, b: Array, x0: Any, settings: Any) -> Solution | None:
-    """The solution by SuperLU, where nothing is traced and only rounding keeps its residual from the tolerance."""
+    """SuperLU's x, where nothing is traced and the residual meets the tolerance or misses it by rounding alone."""
     (_, host, found), n = settings["M"], b.shape[0]
     options, _, limits = settled(settings, b, n, STEPS)
     more = x0 is not None or options.history_length or options.callback or options.progress
@@ -167,7 +167,7 @@ def _by_host(A: Any, b: Array, x0: Any, settings: Any) -> Solution | None:
         size, least = _length(rhs - host.S @ x), np.maximum(limits.rtol * b_norm, limits.atol)
         met = size <= least
         if not np.all(met) and dtype.itemsize < exact.itemsize and np.all(_length(rhs - host.S @ exact) <= least):
-            # No x of this dtype lies nearer. ‖A‖ is at least the length of any column.
+            # x is the rounded solution. ‖A‖ is at least the length of any column.
             A_norm, eps = np.sqrt(np.max(abs(host.S).power(2).sum(axis=0))), jnp.finfo(dtype).eps
             rounding = np.minimum(ROUNDED * eps * (A_norm * _length(x) + b_norm), eps**0.25 * b_norm)
             met |= size <= rounding

@@ -297,10 +297,11 @@ def _kept(n: int, recipe: Recipe, row: Any, col: Any, values: Any, digest: bytes
     if np.all(np.isfinite(values)):
         host = Host(scipy.sparse.csc_array((values, (row, col)), shape=(n, n)))
         orders = _orders(_digest(n, recipe, row, col))
+        order = orders[0] if orders else None  # once, since other threads append meanwhile
         with contextlib.suppress(SolverError, ValueError):
-            made = _factored(host, recipe, "A", *orders[:1])
-            found = OnHost(made, orders[0] if orders else np.arange(n), host.S.dtype)
-            if not orders:
+            made = _factored(host, recipe, "A", order)
+            found = OnHost(made, np.arange(n) if order is None else order, host.S.dtype)
+            if order is None:
                 orders.append(np.argsort(made.perm_c))
     place.append(found)
     return found

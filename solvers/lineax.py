@@ -23,6 +23,7 @@ from jax.flatten_util import ravel_pytree
 from jaxsparse_fmt._types import check_dense, owned, requested_dtype
 from solvers.cg import cg
 from solvers.core.arguments import is_function, refuse_scipy
+from solvers.direct import direct
 from solvers.fcg import fcg
 from solvers.lsmr import LeastSquaresSolution, lsmr
 from solvers.minres import minres
@@ -117,6 +118,10 @@ class SparseOperator(Operator):
         return jax.ShapeDtypeStruct(self.matrix.shape[:1], self.dtype)
 
 
+def _name(method: Any) -> str:
+    return getattr(method, "__name__", str(method))
+
+
 class _Solver(lx.AbstractLinearSolver):
     """A function of this package as a solver of lineax, over pytrees of vectors.
 
@@ -133,7 +138,7 @@ class _Solver(lx.AbstractLinearSolver):
         known = [name for name in inspect.signature(method).parameters if name not in NOT_SETTINGS]
         if unknown := [name for name in settings if name not in known]:
             raise TypeError(
-                f"{getattr(method, '__name__', method)} has no setting {unknown[0]!r} here; it has {', '.join(known)}. "
+                f"{_name(method)} has no setting {unknown[0]!r} here; it has {', '.join(known)}. "
                 "M and x0 go to lineax.linear_solve, as options={'preconditioner': M, 'y0': x0}"
             )
         self.method, self.settings = method, settings
@@ -165,8 +170,14 @@ class _Solver(lx.AbstractLinearSolver):
             A = A, _flat(lx.conj(state).transpose(), unravel_b, b.dtype)
         if lx.is_negative_semidefinite(state) and self.method is not lsmr:
             A, b = _negative(A), -b
-        given = {"x0": None if y0 is None else ravel_pytree(y0)[0], "M": M}  # what is not leaves the method its own
-        sol = self.method(A, b, **{name: value for name, value in given.items() if value is not None}, **self.settings)
+        given = {"x0": None if y0 is None else ravel_pytree(y0)[0], "M": M}
+        given = {name: value for name, value in given.items() if value is not None}  # else the method has its own
+        if unknown := given.keys() - inspect.signature(self.method).parameters.keys():
+            option = {"x0": "y0", "M": "preconditioner"}[min(unknown)]
+            raise TypeError(f"{_name(self.method)} takes no {option}: leave it out of the options")
+        if self.method is direct and is_function(A):
+            raise TypeError("Krylov(direct) needs a SparseOperator, whose entries it factors")
+        sol = self.method(A, b, **given, **self.settings)
         stats = {"num_steps": sol.n_iterations, "residual_norm": sol.residual_norm, "status": sol.code}
         stats |= {"max_steps": self.settings.get("maxiter")}  # as lineax's own solvers do
         if isinstance(sol, LeastSquaresSolution):
@@ -199,6 +210,8 @@ class Krylov(_Solver):
     - "preconditioner": an approximation of the inverse, as an operator of lineax or as anything with `@` and `T`, such
       as `precond.jacobi(A)`; positive definite where the method needs that.
     - "y0": where to start.
+
+    `direct` takes neither, nor `max_steps`, and needs a SparseOperator, whose entries it factors.
 
     An operator tagged negative semidefinite is solved as −A·x = −b with a positive definite preconditioner, as lineax's
     CG does. Krylov needs no tag; where a matrix does not suit the method, the status reports it.

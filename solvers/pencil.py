@@ -81,7 +81,7 @@ def _root(M: Any, shape: tuple[int, int]) -> factors.Inverse:
         made: Any = factors.split(found, jnp.promote_types(M.dtype, jnp.float32))
         D = np.real(made.inverse_pivots)
         if host.symmetric and np.all(D > 0) and np.array_equal(found.made.perm_r, found.made.perm_c):
-            own = factors.Factors(np.sqrt(D), made.lower, None, made.rows)
+            own = factors.Factors(np.sqrt(D), made.lower, None, made.rows)  # real √D: of a complex M every r is complex
             return jax.device_put(factors.Inverse(None, own, ("cholesky",)))
     raise ValueError(
         "M is not symmetric (Hermitian) and positive definite with finite entries, as the M of A·x = λ·M·x must be"

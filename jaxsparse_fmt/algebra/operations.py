@@ -168,7 +168,8 @@ def block(blocks: Sequence[Sequence[Any]], *, format: str | None = None) -> Spar
     patterns.check("block", *given)
     if not given:
         raise ValueError("block needs at least one matrix")
-    _common("blocks", [len(row) for row in rows])
+    if len({len(row) for row in rows}) > 1:
+        raise ValueError(f"every row needs the same number of blocks; got {[len(row) for row in rows]}")
     key = "block", tuple(tuple(A is None for A in row) for row in rows)
     heights = [_common("rows", [A.shape[0] for A in row if A is not None]) for row in rows]
     widths = [_common("columns", [A.shape[1] for A in column if A is not None]) for column in zip(*rows, strict=True)]

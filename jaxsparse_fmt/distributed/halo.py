@@ -34,10 +34,10 @@ from jaxsparse_fmt.distributed.processes import everyones
 Array = jax.Array
 
 # Bytes more to each device that one collective less is worth. A permute alone took 45 to 54 µs on 8 H200, however few
-# bytes it moved (JAX 0.11.2), in which a network of 400 Gb/s moves 2.4 MB and NVLink 14 MB. Where both move the same,
-# they take the same on two H200: 614 µs a step of cg with a permute, 616 with an all_to_all; on four, each of which
-# needs 10 MB of the three others, 250 with permutes and 237 with an all_to_all (Holstein-Hubbard 6, 6, 12). So slabs
-# and boxes with large faces take permutes; small pieces, and devices with many neighbours, one all_to_all.
+# bytes it moved, in which a network of 400 Gb/s moves 2.4 MB and NVLink 14 MB. On two H200, where both move the same, a
+# step of cg took 614 µs with a permute and 616 with an all_to_all; on four, each of which needs 10 MB of the three
+# others, 250 and 237 (Holstein-Hubbard 6, 6, 12; by hand, 2026-11-26, JAX 0.11.2). So slabs and boxes with large faces
+# take permutes; small pieces, and devices with many neighbours, one all_to_all.
 ROUND = 2**21
 
 
@@ -64,6 +64,10 @@ class Exchange:
     pairs: tuple[tuple[tuple[int, int], ...], ...] | None = _static(())
     width: int = _static(0)
     axis: Any = dataclasses.field(default=None, metadata={"static": True})
+
+    @property
+    def kind(self) -> str:
+        return "all_to_all" if self.pairs is None else "permute"
 
 
 def exchange(x: Array, how: Exchange) -> Array:

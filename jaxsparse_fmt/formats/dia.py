@@ -159,7 +159,7 @@ class DIA(ByRule):
         counted, n_rows = pattern.diagonals, max(pattern.csr.shape[0], 1)
         if counted is None:
             return
-        # Bits tell holes from zeros. A GPU would read them for both entries of a place; a CPU takes 12 times as long.
+        # Bits tell holes from zeros. A GPU would read them for both entries of a place; Numba takes 12 times as long.
         bits = counted.holes > 0 and pattern.has_zeros
         if bits and not pattern.on_gpu:
             return

@@ -6,8 +6,8 @@ so on. A row never leaves its tile, so every run gives the same bits. The kernel
 complete, or keeps the sums in shared memory (`kept_rows`) and writes them together.
 
 Of a tile that lies by column, a block first stores the products in shared memory, at their places by rows. For several
-right-hand sides `order_kernel` puts the tiles in the order of rows before; where shared memory has no room for a tile,
-or the dialect has none, XLA does.
+right-hand sides, or where shared memory has no room for the products, `order_kernel` puts the tiles in the order of
+rows before. XLA does that where shared memory has no room for a tile, where the dialect has none, and for a batch.
 
     values      [b, n_stored]
     x           [b, n_cols, p]
@@ -55,9 +55,10 @@ def product(
     if "ends" in arrays and selection.is_pallas(backend):
         room = tuning.LAUNCH.most_shared // size if selection.shares_memory(backend) else 0  # bytes for each entry
         if p > 1 or jnp.dtype(acc).itemsize > room:
-            moved = _moved if len(values) == 1 and values.dtype.itemsize + 4 <= room else None
+            moved = _ordered if len(values) == 1 and values.dtype.itemsize + 4 <= room else None
             values, arrays = tiles.by_rows(values, arrays, moved)
-            backend = selection.resolve("auto", "cuda") if room and p > 1 else backend  # which loads several at once
+            if room and p > 1:  # Triton, which loads several right-hand sides at once, even if Mosaic GPU was named
+                backend = selection.resolve("auto", "cuda")
     block_columns, shares = min(p, tuning.LAUNCH.columns_alone), selection.shares_memory(backend)
     n_heads = tiles.lanes * (block_columns if shares else batch * tiles.n_tiles * p)
     backend = supported(backend, values, x, size=max(batch * n_rows * p, n_heads))
@@ -93,7 +94,7 @@ def product(
     return y.reshape(batch, n_rows - n_pieces, p), pieces.reshape(batch, n_pieces, p)
 
 
-def _moved(tiles: Tiles, values: Array, arrays: Arrays) -> tuple[Array, Array]:
+def _ordered(tiles: Tiles, values: Array, arrays: Arrays) -> tuple[Array, Array]:
     """The values [1, n_stored] and columns of tiles that lie by column, in the order of rows."""
     of = lambda n: [jax.ShapeDtypeStruct((n,), dtype) for dtype in (values.dtype, jnp.int32)]  # noqa: E731
     address_dtype = index_dtype(pairs.reals(values.dtype) * values.size)

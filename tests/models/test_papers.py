@@ -72,10 +72,13 @@ def printed_as(nbytes: int, printed: str) -> bool:
     return digits in (round(scaled), math.floor(scaled))
 
 
-def without_pattern(A: jsf.SparseMatrix) -> int:
-    """Bytes of A but for `pattern`, which tells a stored zero from padding: the paper's diagonal formats cannot."""
+def counted_there(A: jsf.SparseMatrix) -> int:
+    """Bytes of A without `pattern`, which tells a stored zero from padding: the paper's diagonal formats cannot. And
+    with the lengths of the rows, which the paper's ELL and HLL have: no product of ours reads them.
+    """
     pattern = getattr(A, "pattern", None)
-    return A.nbytes - (0 if pattern is None else pattern.nbytes)
+    lengths = 4 * A.shape[0] if A.name in ("ell", "hll") else 0
+    return A.nbytes - (0 if pattern is None else pattern.nbytes) + lengths
 
 
 @pytest.mark.parametrize(
@@ -89,5 +92,5 @@ def test_barbieris_table_5_is_what_the_formats_take(problem, format, printed):
     if format == "hyb":
         assert A.nbytes / 1e6 == pytest.approx(float(printed), rel=0.06)
     else:
-        assert printed_as(without_pattern(A), printed)
-        assert A.nbytes <= (1 + 1 / 64) * without_pattern(A)  # the pattern takes a bit for 8 bytes at most
+        assert printed_as(counted_there(A), printed)
+        assert A.nbytes <= (1 + 1 / 64) * counted_there(A)  # the pattern takes a bit for 8 bytes at most

@@ -1,6 +1,9 @@
 """Direct solves and factors: against dense ones and SciPy's, their derivatives, and what they refuse."""
 
 import functools
+import itertools
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +12,7 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
-from solvers import SolverError, Status, direct, factorized, gmres, refine
+from solvers import SolverError, Status, direct, factorized, factors, gmres, refine
 from tests.lowering import quick_jit
 
 N = 30
@@ -193,3 +196,32 @@ def test_an_x_that_only_its_dtype_keeps_from_the_tolerance_comes_from_the_host_a
     sol = direct(A, b, rtol=1e-6)
     assert (sol.status, sol.iterations, compiled()) == (Status.ROUNDED, 1, before)
     np.testing.assert_allclose(sol.x, np.linalg.solve(S.toarray(), b), rtol=1e-7)
+
+
+def test_threads_that_factor_one_pattern_at_once_have_the_order_of_their_own_factors(monkeypatch):
+    row, col = (np.asarray(a) for a in (A.row_ids, A.col_ids))
+    began, ended, calls, factored = threading.Event(), threading.Event(), itertools.count(), factors._factored
+
+    def in_step(*args):
+        """The second returns only after the first has kept its order."""
+        made = factored(*args)
+        if next(calls) == 0:
+            began.wait(20)
+        else:
+            began.set()
+            ended.wait(20)
+        return made
+
+    def solved(values, key):
+        found = factors._kept(N, ("lu",), row, col, values, key)
+        assert found is not None
+        ended.set()
+        return found.solve(RHS, "N")
+
+    monkeypatch.setattr(factors, "_factored", in_step)
+    for cache in (factors._recent, factors._orders):
+        cache.cache_clear()
+    with ThreadPoolExecutor(2) as pool:
+        xs = list(pool.map(solved, (DATA, 2 * DATA), (b"one", b"two")))
+    np.testing.assert_allclose(xs[0], 2 * xs[1], rtol=1e-9)
+    np.testing.assert_allclose(matrix() @ xs[0], RHS, rtol=1e-9)

@@ -11,7 +11,7 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
-from solvers import Solution, Status, bicgstab, cg, direct, fcg, gmres, minres, precond, refine
+from solvers import Solution, Status, bicgstab, cg, direct, fcg, gmres, minres, precond, refine, solve
 from tests.marks import few
 from tests.solvers.methods import N, matrix, right_hand_side
 
@@ -147,6 +147,13 @@ def test_a_method_without_a_preconditioner_or_with_its_own_is_left_to_itself():
     assert_near(value(A.data, Krylov(direct)), np.linalg.solve(GENERAL.toarray(), B))
     slopes = [jax.grad(lambda data, s=s: value(data, s).sum())(A.data) for s in (Krylov(direct), lx.LU())]
     assert_near(*slopes)
+
+    sparse, dense = SparseOperator(A), lx.MatrixLinearOperator(GENERAL.toarray())
+    refused = [(sparse, {"y0": B}, "takes no y0"), (sparse, {"preconditioner": sparse}, "takes no preconditioner")]
+    for operator, options, words in (*refused, (dense, {}, "needs a SparseOperator")):
+        with pytest.raises(TypeError, match=words):
+            lx.linear_solve(operator, B, Krylov(direct), options=options)
+    assert_near(lx.linear_solve(sparse, B, Krylov(solve), options={"y0": B}).value, value(A.data, lx.LU()))
 
     given = {}
 
