@@ -53,6 +53,7 @@ def test_the_answer_is_that_of_unsorted_rows_and_a_callback_sees_it_in_the_users
     assert sol.success and abs(sol.iterations - plain.iterations) <= 1 and len(seen) == sol.iterations
     np.testing.assert_allclose(sol.x, np.linalg.solve(S.toarray(), B), rtol=1e-7)
     np.testing.assert_allclose(seen[-1], sol.x, rtol=1e-12)
+    np.testing.assert_allclose(cg(sorted_matrix(format), B, rtol=1e-10).x, sol.x, rtol=1e-9)
     assert sol.residual_norm == pytest.approx(np.linalg.norm(B - S @ np.asarray(sol.x)), rel=1e-3)
 
 

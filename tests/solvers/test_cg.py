@@ -21,6 +21,12 @@ def system(seed: int = 0, format: str = "csr", dtype=np.float64):
     return S, jsf.from_scipy(S, format), jnp.asarray(b.astype(dtype))
 
 
+def test_the_derivative_of_a_failed_solve_is_nan_and_not_zero():
+    _, A, b = system()
+    gradient = jax.grad(lambda d: cg(A.with_data(d), b).x.sum())(-A.data)
+    assert np.all(np.isnan(gradient))
+
+
 def test_narrow_values_solve_under_a_wide_vector():
     S, A, b = system()
     narrow = A.astype(np.float32)

@@ -151,3 +151,4 @@ def test_is_x0_used_at_any_scale(dtype, of_A, of_b):
     A, b, x0 = (a.astype(dtype) for a in (of_A * S.toarray(), of_b * b, exact / of_A * of_b))
     sol = EVERY[0].solver(jnp.asarray(A), b, x0, rtol=1e-9 if dtype == "f8" else 1e-5)
     assert sol.status is Status.CONVERGED and sol.iterations == 0
+    np.testing.assert_allclose(sol.x, x0, rtol=4 * np.finfo(dtype).eps)
