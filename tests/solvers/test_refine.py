@@ -93,13 +93,13 @@ def test_a_nearly_exact_preconditioner_is_not_held_up_by_old_directions():
 
 def test_neither_a_small_system_nor_one_in_32_bits_is_narrowed_unless_asked(monkeypatch):
     A = jsf.from_scipy(POISSON, "csr")
-    program = lambda A=A, b=RHS: str(jax.make_jaxpr(lambda A, b: refine(A, b).x)(A, b))  # noqa: E731
+    program = lambda *given: str(jax.make_jaxpr(lambda A, b: refine(A, b).x)(*given))  # noqa: E731
     assert refine(A, RHS, rtol=1e-12).iterations == cg(A, RHS, rtol=1e-12).iterations
-    assert "f32[" not in program()
+    assert "f32[" not in program(A, RHS)
     monkeypatch.setattr(sys.modules["solvers.refine"], "WORTHWHILE", 0)
     narrow = A.astype("float32"), RHS.astype(np.float32)
     assert refine(*narrow, rtol=1e-5).success
-    assert "f32[" in program() and "bf16[" not in program(*narrow)
+    assert "f32[" in program(A, RHS) and "bf16[" not in program(*narrow)
 
 
 def test_float16_rows_of_any_size_are_scaled_into_its_range():
