@@ -77,8 +77,7 @@ def profiled(folder: Path) -> None:
 def _compiled(path: Path) -> tuple[Any, Callable[..., Any]]:
     """A matrix on the host, and its product on the device."""
     A = pickle.loads(path.read_bytes())
-    x = jax.ShapeDtypeStruct(A.shape[1:], A.dtype, sharding=jax.sharding.SingleDeviceSharding(jax.devices()[0]))
-    return A, spmv.product.lower(A, x).compile()
+    return A, spmv.product.lower(A, spmv.vector(A, A.dtype)).compile()
 
 
 def counted(lines: list[str]) -> list[Row]:

@@ -286,6 +286,11 @@ def on_host() -> contextlib.AbstractContextManager:
     return jax.default_device(jax.local_devices(backend="cpu")[0])
 
 
+def vector(A: Any, dtype: Any) -> jax.ShapeDtypeStruct:
+    """What A multiplies, on the device."""
+    return jax.ShapeDtypeStruct(A.shape[1:], dtype, sharding=jax.sharding.SingleDeviceSharding(jax.devices()[0]))
+
+
 def readied(A: Any, dtype: str, problem: Problem) -> Ready | str:
     """A matrix of JAX on the host in that dtype, with its programs for the device; or the reason for their absence."""
     if isinstance(A, str):
@@ -293,7 +298,7 @@ def readied(A: Any, dtype: str, problem: Problem) -> Ready | str:
     try:
         with on_host():
             A = jax.tree.map(np.asarray, A.astype(dtype) if isinstance(A, jsf.SparseMatrix) else A)
-        x = jax.ShapeDtypeStruct(A.shape[1:], dtype, sharding=jax.sharding.SingleDeviceSharding(jax.devices()[0]))
+        x = vector(A, dtype)
         one, is_ours = product.lower(A, x).compile(), isinstance(A, jsf.SparseMatrix)
         return Ready(A, one, *(clock.repeated(A, x) if problem.chained and is_ours else (one, 1)))
     except (ValueError, RuntimeError) as error:

@@ -118,10 +118,6 @@ class SparseOperator(Operator):
         return jax.ShapeDtypeStruct(self.matrix.shape[:1], self.dtype)
 
 
-def _name(method: Any) -> str:
-    return getattr(method, "__name__", str(method))
-
-
 class _Solver(lx.AbstractLinearSolver):
     """A function of this package as a solver of lineax, over pytrees of vectors.
 
@@ -138,7 +134,7 @@ class _Solver(lx.AbstractLinearSolver):
         known = [name for name in inspect.signature(method).parameters if name not in NOT_SETTINGS]
         if unknown := [name for name in settings if name not in known]:
             raise TypeError(
-                f"{_name(method)} has no setting {unknown[0]!r} here; it has {', '.join(known)}. "
+                f"{getattr(method, '__name__', method)} has no setting {unknown[0]!r} here; it has {', '.join(known)}. "
                 "M and x0 go to lineax.linear_solve, as options={'preconditioner': M, 'y0': x0}"
             )
         self.method, self.settings = method, settings
@@ -172,9 +168,9 @@ class _Solver(lx.AbstractLinearSolver):
             A, b = _negative(A), -b
         given = {"x0": None if y0 is None else ravel_pytree(y0)[0], "M": M}
         given = {name: value for name, value in given.items() if value is not None}  # else the method has its own
-        if unknown := given.keys() - inspect.signature(self.method).parameters.keys():
-            option = {"x0": "y0", "M": "preconditioner"}[min(unknown)]
-            raise TypeError(f"{_name(self.method)} takes no {option}: leave it out of the options")
+        if self.method is direct and given:
+            option = "preconditioner" if "M" in given else "y0"
+            raise TypeError(f"direct takes no {option}: leave it out of the options")
         if self.method is direct and is_function(A):
             raise TypeError("Krylov(direct) needs a SparseOperator, whose entries it factors")
         sol = self.method(A, b, **given, **self.settings)
