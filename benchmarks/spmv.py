@@ -85,7 +85,7 @@ class Problem:
 
     @property
     def products(self) -> int:
-        """The count of products in a graph of theirs, as many as in a program of ours in CSR."""
+        """The count of products in a graph of theirs, as many as XLA puts into one of ours in CSR."""
         products = clock.LOOP_SMALL if self.S.nnz * 8 < clock.SMALL else clock.LOOP
         return products if self.chained else 1
 
