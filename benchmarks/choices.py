@@ -1,6 +1,6 @@
 """How often "auto" takes the fastest of the formats that were timed, and whether other constants would choose better.
 
-    python -m benchmarks.choices benchmarks/results/2026-11-26_suite_h100.json … --json out.json
+    python -m benchmarks.choices benchmarks/results/2026-11-27_suite_h100.json … --json out.json
 
 Reads tables of `benchmarks.spmv`, which have the counts of every layout that was timed, as the cost model gets them
 (`formats/footprint.py`). The constants of the model are fitted to every other matrix and judged on the rest, then the

@@ -1,6 +1,6 @@
 """What bounds a product on a GPU: counters of Nsight Compute for the kernels of "auto", matrix by matrix.
 
-    python -m benchmarks.counters benchmarks/results/2026-11-26_suite_h100.json --json out.json
+    python -m benchmarks.counters benchmarks/results/2026-11-27_suite_h100.json --json out.json
 
 Takes the matrices of tables of `benchmarks.spmv` on which "auto" is less than `--below` times as fast as cuSPARSE, each
 in the type in which it is the slowest.

@@ -146,6 +146,16 @@ def held_out() -> Iterator[str]:
     return of_keys([mean, *rows], "{name}", heads, entries="", **specs)
 
 
+def counters() -> Iterator[str]:
+    """How near to its peak each unit of the GPU worked in a product, the busiest first."""
+    units = ("L2", "DRAM", "L1", "SM")
+    rows = sorted(rows_of("counters_h100"), key=lambda row: -max(row[unit] for unit in units))
+    for row in rows:
+        row["name"] = f"{row['matrix']}, {row['dtype']}, in `{row['format'].split()[0]}`"
+    heads = "L2 cache | DRAM | L1 cache | multiprocessor | occupancy | × cuSPARSE"
+    return of_keys(rows, "{name}", heads, **dict.fromkeys((*units, "occupancy", "ratio"), ".2f"))
+
+
 def formats(matrices: tuple[str, ...]) -> Iterator[str]:
     """Speeds in Triton / Mosaic GPU as multiples of the best of cuSPARSE's CSR."""
     columns = [(matrix, k) for matrix in matrices for k in (0, 1)]
@@ -199,7 +209,7 @@ def steps() -> Iterator[str]:
         return name, f"{step:.3g}", *shares, f"{start / 1e3:.1f}"
 
     heads = "a step, µs | of CSR's bytes | of its own | the start, ms"
-    return table(heads, map(line, rows_of("solvers_h200", section="steps")))
+    return table(heads, map(line, rows_of("solvers_h100", section="steps")))
 
 
 def solves() -> Iterator[str]:
@@ -207,13 +217,15 @@ def solves() -> Iterator[str]:
     lines = {
         "`refine` to 1e-12, × the speed of `cg` in float64": ("× cg", {"method": "refine"}),
         "`refine` with bfloat16 values to 1e-8, × the speed of `cg`": ("× cg", {"method": "refine bf16"}),
+        "`refine` to 1e-12, both with a coarse space": ("× cg", {"method": "refine, coarse space"}),
         "`cg` with eight columns, × the speed of eight solves": ("× eight alone", {"section": "columns"}),
         "value and gradient of a solve, in solves": ("solves", {"section": "gradient"}),
     }
 
     def cell(problem: str, key: str, of: Row) -> str:
-        row = row_of("solvers_h200", problem=problem, **of)
-        return f"{row[key]:.2f}" if row.get("status", "CONVERGED") == "CONVERGED" else row["status"]
+        rows = rows_of("solvers_h100", problem=problem, **of)  # one, or none
+        converged = lambda row: row.get("status", "CONVERGED") == "CONVERGED"  # noqa: E731
+        return "".join(f"{row[key]:.2f}" if converged(row) else row["status"] for row in rows)
 
     return table(" | ".join(problems), ((name, *(cell(p, *of) for p in problems)) for name, of in lines.items()))
 
@@ -296,13 +308,14 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
         "spmv --cases 0 1 --backends triton mosaic --formats …",
         "spmv_h200",
     ),
-    "suite": sourced(lambda: by_class(rows_of("suite_h100")), "spmv --workers 13 --limit 122", "suite_h100"),
+    "suite": sourced(lambda: by_class(rows_of("suite_h100")), "spmv --workers 13", "suite_h100"),
     "counts": lambda: counts(rows_of("suite_h100")),
-    "held out": sourced(held_out, "spmv --suite held-out --workers 13 --limit 122", "suite_held_out_h100"),
+    "held out": sourced(held_out, "spmv --suite held-out --workers 13", "suite_held_out_h100"),
     "counts of held out": lambda: counts(rows_of("suite_held_out_h100")),
+    "counters": sourced(counters, "counters benchmarks/results/2026-11-27_suite_h100.json", "counters_h100"),
     "dialects": sourced(lambda: by_class(rows_of("dialects_h200")), "spmv --backends triton mosaic", "dialects_h200"),
     "columns": sourced(columns, "spmv --what columns", "columns_h200"),
-    "steps": sourced(steps, "solvers", "solvers_h200"),
+    "steps": sourced(steps, "solvers", "solvers_h100"),
     "solves": solves,
     "several GPUs": sourced(several_gpus, "scaling --modes overlap", "scaling_4xh200"),
     "formats on a CPU": sourced(formats_on_a_cpu, "spmv --cases 0 1 --formats …", "spmv_cpu"),

@@ -24,7 +24,7 @@ from jaxsparse_fmt.kernels.cpu.abi import FLOATS
 from jaxsparse_fmt.models import traffic
 
 # Bytes a second of a plain copy, read and written: an H200 (2026-11-21_spmv_h200.md in benchmarks/results), two cores
-# of a server CPU (2026-11-20), and an H100 (2026-11-26_suite_h100.md). A GPU with a memory as fast as an H200's has a
+# of a server CPU (2026-11-20), and an H100 (2026-11-27_suite_h100.md). A GPU with a memory as fast as an H200's has a
 # name as H200, GH200 or B200; of others an H100 is the nearest.
 COPY, OF_H100 = {"gpu": 4.102e12, "cpu": 28e9}, 2.97e12
 AS_FAST = re.compile("[HB][23]00")
@@ -62,7 +62,7 @@ EFFICIENCY: dict[str, dict[str, Efficiencies]] = {
 }
 NARROW = {"triton": 0.82, "mosaic": 0.76}  # times that, for values of 2 bytes: "sell", the same table
 LONG_ROWS = 24  # entries, halfway between 7 and 81 in powers
-LAUNCH_SECONDS = 2e-6  # s of a kernel that does nothing: cg at 4,096 unknowns, 2026-11-24_solvers_h200.md
+LAUNCH_SECONDS = 2e-6  # s of a kernel that does nothing: cg at 4,096 unknowns, 2026-11-27_solvers_h100.md
 # Seconds that an entry takes whose x is in no L1 cache, by both suites on an H100; at most, and the fraction of misses
 # that the tables' matrices have: fitted to 350 times of the standard suite on an H200.
 MISS, MOST_MISS, USUAL = 6.0e-12, 5.8e-12, 0.1
