@@ -167,9 +167,7 @@ def to_scipy(A: Any) -> Csr:
     values = values.astype(scipy_dtype(A.dtype), copy=False)
     if A.nnz < A.n_stored:
         row, col, values = (a[col < A.shape[1]] for a in (row, col, values))
-    csr = scipy.sparse.coo_array((values, (row, col)), shape=A.shape).tocsr()
-    csr.sort_indices()  # `in_basis` renumbers columns
-    return csr
+    return scipy.sparse.coo_array((values, (row, col)), shape=A.shape).tocsr()  # sorted: `in_basis` renumbers columns
 
 
 @jax.jit

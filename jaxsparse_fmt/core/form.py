@@ -166,8 +166,6 @@ def _transpose(face, cotangent, a, b, *leaves, **params):
         given = {names[2]: cotangent, names[1 - position]: known}
         back = FACE_OF[frozenset(given)]
         first, second = (given[name] for name in OPERANDS[back][:2])
-        if names[1 - position] != "v":
-            leaves, params["tree"] = _for_other_values(params["tree"], leaves)
         result = _as_dtype(_bind(back, first, second, leaves, **params), aval.dtype)
     results = (result, None) if position == 0 else (None, result)
     return *results, *nothing

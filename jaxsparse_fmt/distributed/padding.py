@@ -92,7 +92,7 @@ def _padded(name: str, a: np.ndarray, A: SparseMatrix, form: Form) -> np.ndarray
     size = form.sizes[name]
     if name == "values":
         main = getattr(A, "n_main", A.n_stored)
-        return np.concatenate([_filled(a[:main], size, 0), _filled(a[main:], form.sizes["tail"], 0)])
+        return np.concatenate([_filled(a[:main], size), _filled(a[main:], form.sizes["tail"])])
     if a.shape[0] == size:
         return a
     paddings = noted(type(A), Padding)
@@ -101,8 +101,8 @@ def _padded(name: str, a: np.ndarray, A: SparseMatrix, form: Form) -> np.ndarray
     return paddings[name].extend(a, size, A)
 
 
-def _filled(a: np.ndarray, size: int, value: int) -> np.ndarray:
-    out = np.full(size, value, a.dtype)
+def _filled(a: np.ndarray, size: int) -> np.ndarray:
+    out = np.zeros(size, a.dtype)
     out[: a.shape[0]] = a
     return out
 
@@ -112,4 +112,4 @@ def _pattern(pattern: np.ndarray | None, A: SparseMatrix, form: Form) -> np.ndar
     present = np.ones(A.n_stored, np.uint8)
     if pattern is not None:
         present = np.unpackbits(pattern, count=A.n_stored, bitorder="little")
-    return np.packbits(_filled(present, form.sizes["values"], 0), bitorder="little")
+    return np.packbits(_filled(present, form.sizes["values"]), bitorder="little")

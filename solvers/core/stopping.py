@@ -342,8 +342,6 @@ def _cause(rule: Rule, A_norm: Array, r: Array, outer: Outer, code: Array) -> Ar
     if method.least_squares:
         limit = LEAST_SQUARES * jnp.finfo(narrow or wide).eps ** 0.5 * A_norm * space.norm(r)
         solved = space.length(A(r)) <= limit
-        if narrow is not None:
-            solved &= A_norm > 0  # a narrow A may be zero where the wide one is not
         otherwise = Status.BREAKDOWN if narrow is None else Status.PRECISION
         code = jnp.where((code == Status.LEAST_SQUARES) & ~solved, otherwise, code)
     if narrow is None:
