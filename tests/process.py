@@ -11,10 +11,10 @@ from collections.abc import Iterator
 ROOT = pathlib.Path(__file__).parents[1]
 
 
-def printed(*arguments: object, **environment: str) -> str:
-    """What Python prints when it runs with these arguments at the root of the repository; it ends well."""
+def printed(*arguments: object, seconds: int = 300, **environment: str) -> str:
+    """What Python prints when it runs with these arguments at the root of the repository; it ends well, and in time."""
     command, env = [sys.executable, *map(str, arguments)], os.environ | environment
-    run = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=900)
+    run = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=seconds)
     assert run.returncode == 0, run.stderr
     return run.stdout
 

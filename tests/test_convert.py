@@ -139,7 +139,7 @@ def test_from_coo_adds_like_numpy(data):
 
 
 @pytest.mark.parametrize("kind", [sparse.BCOO, sparse.BCSR])
-def test_a_matrix_of_jax_s_own_is_taken(kind):
+def test_a_matrix_of_jaxs_own_is_taken(kind):
     """With room for three more entries, which JAX leaves out of range or behind the last row."""
     dense = np.diag([1.0, 2.0, 0.0]) + np.eye(3, k=1)
     B = kind.fromdense(jnp.asarray(dense), nse=7)
@@ -164,7 +164,7 @@ BCOO = sparse.BCOO.fromdense(jnp.eye(300), nse=300)  # as arrays such go entry b
         lambda B: cg(jsf.from_scipy(sp.eye_array(300)), B),
     ],
 )
-def test_a_matrix_of_jax_s_own_is_refused_at_once_where_it_is_no_argument(use):
+def test_a_matrix_of_jaxs_own_is_refused_at_once_where_it_is_no_argument(use):
     with pytest.raises(
         TypeError,
         match=r"use from_bcoo|from_bcoo for a BCOO|from_bcoo makes|convert it by from_scipy or from_bcoo|b is a BCOO",
@@ -173,7 +173,7 @@ def test_a_matrix_of_jax_s_own_is_refused_at_once_where_it_is_no_argument(use):
 
 
 @pytest.mark.parametrize("refused", [{"n_batch": 1}, {"n_dense": 1}])
-def test_batches_of_jax_s_own_are_refused_in_words(refused):
+def test_batches_of_jaxs_own_are_refused_in_words(refused):
     with pytest.raises(ValueError, match=r"without batch and dense dimensions; got shape .* jax.vmap"):
         jsf.from_bcoo(sparse.BCOO.fromdense(jnp.ones((2, 3, 3)), **refused))
     with pytest.raises(TypeError, match=r"takes a BCOO or BCSR of jax.experimental.sparse, got coo_array"):

@@ -79,7 +79,7 @@ def test_padding_takes_no_gradient_even_from_poison(layout):
 
 
 @pytest.mark.parametrize("layout", few([Layout("csr"), SORTED, SPLIT], 1), ids=str)
-def test_vmap_over_vectors_data_and_both(layout, rng):
+def test_vmap_maps_over_vectors_data_and_both(layout, rng):
     A, (row, col), vmap = layout.of(IRREGULAR.scipy()), IRREGULAR.places(), jax.vmap
     X, Y, D = rng.standard_normal((4, 13)), rng.standard_normal((4, 17)), rng.standard_normal((4, A.nnz))
 

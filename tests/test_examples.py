@@ -45,7 +45,7 @@ def outputs(paths: list[pathlib.Path]) -> dict[str, str]:
     paths = sorted(paths, key=lambda path: path.stem not in FIRST)
     told = []
     for some in (paths[:1], paths[1:]):
-        told += json.loads(printed("-c", IN_TURN, *some).splitlines()[-1])
+        told += json.loads(printed("-c", IN_TURN, *some, seconds=900).splitlines()[-1])
     assert not any(error for *_, error in told), "\n".join(f"{path}: {error}" for path, _, error in told if error)
     return {path: out for path, out, _ in told}
 

@@ -109,7 +109,7 @@ def test_assembly_takes_element_matrices_as_they_are():
     np.testing.assert_allclose(jsf.assembly(rows, cols, (4, 4))(K).todense(), expected, rtol=1e-5)
 
 
-def test_identity_diagonals_and_pruned_entries():
+def test_eye_diags_prune_and_shift_give_dense_arithmetic():
     d = rng.normal(size=12).astype(np.float32)
     np.testing.assert_array_equal(jsf.eye(3, 5).todense(), np.eye(3, 5))
     made = jsf.diags([d[:11], 2.0, d[:10]], [-1, 0, 2], shape=(12, 12))

@@ -82,7 +82,7 @@ def test_what_was_passed_over_is_told(clock, monkeypatch):
     assert all(f"{name!r} was passed over: {name} is too large" in caught.value.__notes__[0] for name in refused)
 
 
-def test_what_cannot_be_is_refused():
+def test_options_that_tune_chooses_itself_and_too_low_limits_are_refused():
     with pytest.raises(ValueError, match="max_bytes=10 allows none, max_bytes="):
         jsf.from_scipy(S, "tune", max_bytes=10)
     with pytest.raises(ValueError, match="format='tune' chooses the layout itself; name a format to set sigma"):

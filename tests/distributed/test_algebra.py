@@ -31,7 +31,7 @@ CASES = {
 
 @pytest.mark.parametrize("mode", ["overlap", "vector"])
 @pytest.mark.parametrize("case", CASES)
-def test_an_operation_is_scipys(case, mode):
+def test_every_operation_gives_what_scipys_gives(case, mode):
     ours, scipys = CASES[case]
     M = jsf.shard(S, MESH, format="csr", mode=mode)
     N = M.with_data(np.asarray(B.data))

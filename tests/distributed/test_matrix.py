@@ -146,7 +146,7 @@ def test_second_derivatives_are_how_the_first_change():
     np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-7 * np.abs(wanted).max())
 
 
-def test_vmap_over_vectors_and_over_values():
+def test_vmap_maps_over_vectors_and_over_values():
     B = jsf.shard(S, MESH, format="ell")
     close(jax.vmap(B.matvec)(X.T).T, S @ X)
     many = jax.jit(jax.vmap(lambda data: B.with_data(data) @ X[:, 0]))(np.stack([S.data, DATA]))
@@ -154,7 +154,7 @@ def test_vmap_over_vectors_and_over_values():
 
 
 @pytest.mark.parametrize("dtype", few(["float32", "complex128"], 1))
-def test_other_dtypes(dtype):
+def test_other_dtypes_multiply_in_their_own_precision(dtype):
     T = (S * (1 + 2j)).astype(dtype) if dtype == "complex128" else S.astype(dtype)
     B = jsf.shard(T, MESH, format="hll", slice_size=4)
     assert B.dtype == dtype and B.astype("complex64").dtype == "complex64"

@@ -37,7 +37,7 @@ def shard(mesh, **options):
 
 @pytest.mark.parametrize("made", few(["inside", "outside"], 1))
 @pytest.mark.parametrize("kind", few(KINDS, 1))
-def test_products_and_derivatives_inside_set_mesh(kind, made):
+def test_products_and_derivatives_are_right_inside_set_mesh(kind, made):
     mesh = MESHES[kind]
     B = shard(mesh)
     with jax.set_mesh(mesh):
@@ -118,7 +118,7 @@ def test_solves_and_their_gradients_lie_as_the_right_hand_side_does(made):
         functools.partial(precond.multigrid, max_coarse=10, cycle="W"),
     ],
 )
-def test_preconditioners_inside_set_mesh(make):
+def test_preconditioners_work_inside_set_mesh(make):
     mesh = MESHES["explicit"]
     with jax.set_mesh(mesh):
         B, b = shard(mesh), placed(mesh, X[:, 0], "rows")

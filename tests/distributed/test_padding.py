@@ -6,6 +6,7 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
+from jaxsparse_fmt.distributed.padding import Form, agreed
 from tests.distributed.problems import MESH
 from tests.marks import few
 
@@ -55,3 +56,8 @@ def test_stored_zeros_keep_their_place_beside_shards_without_a_pattern(format, b
         np.testing.assert_array_equal(A.data, S.data)
         x = np.where(np.arange(12) == S.indices[4], np.inf, 1.0)  # times a stored zero NaN, times a hole nothing
         np.testing.assert_array_equal(A @ x, S @ x)
+
+
+def test_pointers_of_64_bits_in_one_shard_widen_those_of_the_others():
+    forms = [Form({}, {"row_ptr": np.dtype(kind)}, 0, {}) for kind in ("int32", "int64")]
+    assert agreed(forms).dtypes["row_ptr"] == agreed(forms[::-1]).dtypes["row_ptr"] == np.int64

@@ -9,7 +9,7 @@ from tests.process import printed
 
 def compiled_for(devices: int, what: str) -> tuple[int, int, dict]:
     """The rows of a device, the rounds of the exchange, and the facts of the programs."""
-    facts = json.loads(printed("-m", "tests.distributed.programs", devices, what, JAX_PLATFORMS="cpu"))
+    facts = json.loads(printed("-m", "tests.distributed.programs", devices, what, seconds=900, JAX_PLATFORMS="cpu"))
     return facts["n"] // devices, facts["rounds"], facts["programs"]
 
 

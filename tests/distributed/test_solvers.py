@@ -29,7 +29,7 @@ def check(sol, S, b):
 
 
 @pytest.mark.parametrize("case", few([case for case in CASES if not case.name.startswith("cg")], 3), ids=str)
-def test_every_method_solves(case):
+def test_every_method_solves_over_eight_devices(case):
     S, b = case.system()
     check(case.solver(on_mesh(S), b, rtol=1e-10), S, b)
 
@@ -128,13 +128,13 @@ def test_the_sums_of_a_users_functions_are_over_all_devices(case, functions):
     np.testing.assert_allclose(leave(got.x), one.x, rtol=0, atol=1e-7 * np.abs(one.x).max())
 
 
-def test_refinement_to_double_accuracy():
+def test_a_refinement_reaches_double_accuracy():
     S, b = matrix("definite"), right_hand_side()
     sol = refine(on_mesh(S), b, rtol=1e-12, dtype="float32")
     assert sol.success and np.linalg.norm(b - S @ np.asarray(sol.x)) <= 2e-12 * np.linalg.norm(b)
 
 
-def test_eigenpairs_with_copies_and_none_from_empty_places():
+def test_eigsh_finds_copies_and_no_pair_of_empty_places():
     """Empty places would be eigenvectors for 0; the search for copies draws random vectors."""
     S = jsf.gallery.poisson(6, dim=2)  # 36 unknowns, 5 a device and 4 empty places, pairs of equal eigenvalues
     values, vectors = eigsh(on_mesh(S), 4, which="SA")

@@ -47,7 +47,7 @@ ALIKE = {
 
 
 @pytest.mark.parametrize("name", ALIKE)
-def test_formats_that_store_the_same(name):
+def test_two_formats_store_the_same_arrays(name):
     one, other = (
         [np.asarray(a) for a in jax.tree.leaves(A) if a is not getattr(A, "perm", None)] for A in ALIKE[name]()
     )

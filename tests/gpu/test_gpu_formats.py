@@ -133,7 +133,7 @@ NARROW = [layout for layout in FIRST_LAYOUTS if layout.format in ("csr", "csr5",
     ids=lambda d: np.dtype(d).name,
 )
 @pytest.mark.parametrize("layout", NARROW, ids=str)
-def test_narrow_values_under_wide_vectors(layout, stored, vector, dialect, rng):
+def test_narrow_values_multiply_wide_vectors(layout, stored, vector, dialect, rng):
     S, dense = stacked()
     x = draw(rng, vector, dense.shape[1])
     assert_product(product(layout.of(S, dtype=stored, backend=dialect), x), dense, x, vector)
@@ -143,7 +143,7 @@ def test_narrow_values_under_wide_vectors(layout, stored, vector, dialect, rng):
 @pytest.mark.parametrize(
     "layout, dtype", list(zip(FIRST_LAYOUTS, itertools.cycle(("complex64", "complex128")))), ids=str
 )
-def test_complex_matrices_in_every_format(layout, dtype, dialect, rng):
+def test_complex_matrices_multiply_right_in_every_format(layout, dtype, dialect, rng):
     S, _ = stacked()
     ask(layout.of(S.astype(dtype) * np.array(1 - 0.5j, dtype), backend=dialect), S * (1 - 0.5j), rng, dtype)
 
@@ -202,7 +202,7 @@ def test_large_products_are_right_and_the_same_to_the_last_bit_in_every_run(layo
 
 @every_dialect
 @pytest.mark.parametrize("name", ["dia", "hdia", "sell", "bsr", "csr5"])
-def test_a_large_stencil_in_the_formats_that_leave_columns_out(name, dialect, rng):
+def test_a_large_stencil_multiplies_right_in_formats_that_leave_columns_out(name, dialect, rng):
     S = jsf.gallery.poisson(40)
     A, x = Layout(name).of(S, backend=dialect), draw(rng, jnp.float64, S.shape[1])
     assert_close(always(product, A, x), S @ np.asarray(x), longest_sum(S, x))
@@ -223,7 +223,7 @@ def test_sell_with_16_bit_columns_is_hll_to_the_last_bit(name, options, dtype, d
 
 
 @every_dialect
-def test_slices_with_columns_near_and_further_apart_than_16_bits(dialect, rng):
+def test_slices_multiply_right_with_columns_nearer_and_further_apart_than_16_bits(dialect, rng):
     wide = irregular()  # columns anywhere in 100,007
     near = sp.diags_array([1.0, -0.5, 2.0], offsets=[0, 1, 900], shape=wide.shape).tocsr()
     for S in (near, wide):
@@ -281,7 +281,7 @@ def test_a_conversion_on_the_gpu_is_the_hosts(layout, name):
 @pytest.mark.parametrize("p", [1, 8, 11, 12])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("layout", [SORTED, *map(Layout, ("bsr", "biell", "csr"))], ids=str)
-def test_any_number_of_columns(layout, dtype, p, dialect, rng):
+def test_any_number_of_columns_is_multiplied(layout, dtype, p, dialect, rng):
     S, dense = stacked()
     A, X = layout.of(S, dtype=dtype, backend=dialect), draw(rng, dtype, dense.shape[1], p)
     assert_product(A @ X, dense, X)

@@ -72,7 +72,7 @@ def test_columns_are_solved_together_and_end_alone():
     assert np.all(residual <= 1.01e-8 * np.linalg.norm(X, axis=0))
 
 
-def test_multigrid_set_up_on_the_gpu_takes_the_steps_of_the_host_s(monkeypatch):
+def test_multigrid_set_up_on_the_gpu_takes_the_steps_of_the_hosts(monkeypatch):
     A = jsf.from_scipy(jsf.gallery.poisson(40))
     b = np.random.default_rng(4).standard_normal(A.shape[0])
     host = cg(A, b, M=precond.multigrid(A), rtol=1e-8)

@@ -92,7 +92,7 @@ def test_cg_takes_the_steps_of_one_device(merged, format, mesh):
 
 
 @pytest.mark.parametrize("case", METHODS, ids=str)
-def test_every_method_solves(case, mesh):
+def test_every_method_solves_over_several_gpus(case, mesh):
     M, b = case.system()
     sol = case.solver(jsf.shard(M, mesh, format="ell"), b, rtol=1e-9)
     assert sol.success and np.linalg.norm(b - M @ np.asarray(sol.x)) <= 1.01e-9 * np.linalg.norm(b)

@@ -85,6 +85,7 @@ def test_interpreted_kernels_read_exactly_what_is_stored(layout):
         ("irregular", Layout("biell"), 2, 1),
         ("irregular", Layout("bsr", (("block_shape", (2, 3)),)), 3, 1),
         ("irregular", Layout("jds"), 2, 1),
+        ("irregular", Layout("hdia", (("slice_size", 5), ("sigma", 10))), 2, 9),
         ("long_rows", Layout("hyb", (("width", 1),)), 2, 1),
         ("tall", Layout("pjds", (("block_size", 200),)), 1, 1),  # whole tiles of padding
         ("irregular", Layout("csr", (("threads_per_row", 4),)), 2, 10),  # runs of two, and some past the last
@@ -111,7 +112,7 @@ def test_interpreted_kernels_of_complex_numbers_equal_dense_arithmetic(layout, n
 
 
 @pytest.mark.parametrize("slice_size", few([32, 128, 200, 256], 2))
-def test_slices_that_fill_a_block_or_part_of_one(slice_size, rng):
+def test_slices_multiply_right_whether_they_fill_a_block_or_a_part(slice_size, rng):
     """Slice sizes on both sides of the choice between one slice a block and lanes that look up their own slice."""
     lengths = rng.integers(0, 7, 300)
     row = np.repeat(np.arange(300), lengths)

@@ -75,7 +75,7 @@ def test_lanes_past_the_end_reach_no_sum():
 
 @pytest.mark.parametrize("backend", ["triton", "mosaic"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_lowers_for_cuda(backend, dtype, rng):
+def test_a_pass_lowers_for_cuda(backend, dtype, rng):
     numbers = jnp.asarray(2, dtype), jnp.ones(100, dtype), jnp.asarray(True)
     text = lowered(functools.partial(run, backend=backend), numbers, vectors(5000, dtype, rng))
     assert SIGNATURES[backend] in text

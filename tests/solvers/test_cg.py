@@ -65,6 +65,8 @@ def test_the_form_with_one_reduction_squares_no_number_beyond_the_dtype(size, M)
     sol, usual = (cg(A, b, M=M, rtol=1e-5, one_reduction=form) for form in (True, False))
     assert sol.success and sol.iterations <= usual.iterations + 2
     np.testing.assert_allclose(size * np.asarray(sol.x), np.linalg.solve(S.toarray(), b), rtol=0, atol=1e-3)
+    near_one = np.diag(1 + 1e-5 * np.random.default_rng(2).standard_normal(N))  # rounding leaves squares below zero
+    assert np.all(cg(jnp.asarray(near_one, "float32"), b, one_reduction=True, history=True).history >= 0)
 
 
 @pytest.mark.parametrize(("dtype", "kappa", "more"), [(np.float64, 1e6, 1.1), (np.float32, 1e4, 1.1)])
@@ -164,6 +166,7 @@ def test_a_nan_in_x0_is_reported_and_not_returned():
     _, A, b = system()
     sol = cg(A, b, np.where(np.arange(N) == 3, np.nan, 1.0))
     assert sol.status is Status.NON_FINITE and np.all(np.isfinite(sol.x))
+    assert np.isnan(cg(A, b * np.nan, np.full(N, np.nan)).residual_norm)  # that of the x returned
 
 
 @pytest.mark.parametrize("scale", [1e-25, 1e-15, 1e-3])
@@ -238,7 +241,7 @@ def dense_solution(S, data, b):
 
 
 @pytest.mark.parametrize("dtype", few([np.float64, np.complex128], 1))
-def test_gradient_is_that_of_the_dense_solution(dtype):
+def test_the_gradient_is_that_of_the_dense_solution(dtype):
     """With respect to data and b, at first order and for all four ways to the second."""
     S, A, b = system(dtype=dtype)
     w = jnp.asarray(np.random.default_rng(4).standard_normal(N))

@@ -102,7 +102,7 @@ def test_first_and_second_derivatives_are_those_of_a_dense_solve(way):
 
 
 @ways
-def test_vmap_over_right_hand_sides_and_over_values(way):
+def test_vmap_maps_over_right_hand_sides_and_over_values(way):
     B, D = np.stack([RHS, 2 * RHS[::-1]]), DATA * np.array([[1.0], [-0.5]])
     got = quick_jit(jax.vmap(way, (None, 0)))(DATA, B)
     np.testing.assert_allclose(got, np.linalg.solve(matrix().toarray(), B.T).T, rtol=1e-9, atol=1e-12)

@@ -96,7 +96,7 @@ def test_a_preconditioner_may_be_made_here_or_before_and_a_function_be_the_matri
     check(solver(make), CASES[0])
 
 
-def test_kernels_that_pass_over_vectors():
+def test_kernels_that_pass_over_vectors_solve_each_devices_system():
     S, data, b, dense = systems(CASES[0])
     A = jsf.from_scipy(S, "ell")
     with jsf.use_backend("interpret"):

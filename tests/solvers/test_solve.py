@@ -46,7 +46,7 @@ GALLERY = {
 
 
 @pytest.mark.parametrize("name", GALLERY)
-def test_takes_a_method_that_suits_the_matrix_and_says_why(name):
+def test_solve_takes_a_method_that_suits_the_matrix_and_says_why(name):
     make, method = GALLERY[name]
     S = sp.csr_array(make())
     b = S @ np.ones(S.shape[0])
@@ -65,14 +65,14 @@ def test_multigrid_follows_where_steps_without_set_up_do_not_suffice():
 
 
 @pytest.mark.parametrize("name", ["small", "diffusion", "convection"])
-def test_succeeds_in_jaxs_default_precision(name):
+def test_solve_succeeds_in_jaxs_default_precision(name):
     S = sp.csr_array(GALLERY[name][0]())
     with jax.enable_x64(False):
         sol = solve(jsf.from_scipy(S), np.ones(S.shape[0]), rtol=1e-5)
         assert sol.x.dtype == jnp.float32 and sol.success and residual(S, np.ones(S.shape[0]), sol.x) <= 2e-5
 
 
-def test_goes_on_where_a_method_fails():
+def test_solve_goes_on_where_a_method_fails():
     """cg finds out that an indefinite matrix is not definite, multigrid helps no more; gmres or the factors do."""
     S = sp.csr_array(jsf.gallery.poisson(20) - 0.5 * sp.eye_array(20**3))
     b = S @ np.ones(S.shape[0])
@@ -229,7 +229,7 @@ def test_inside_jit_one_method_is_chosen_when_the_function_is_traced():
     np.testing.assert_allclose(many, np.linalg.inv(tridiagonal(low=-0.3).toarray()).T[:3], atol=1e-5)
 
 
-def test_columns_dense_matrices_transposes_and_starts():
+def test_columns_dense_matrices_transposes_and_starts_are_taken():
     S = tridiagonal(low=-0.3)
     A, B = jsf.from_scipy(S), np.random.default_rng(0).standard_normal((N, 3))
     want = np.linalg.solve(S.toarray(), B)
@@ -251,7 +251,7 @@ def test_the_callers_method_and_m_are_taken():
     assert tree.success and tree.history is not None
 
 
-def test_of_a_sharded_matrix():
+def test_a_sharded_matrix_gets_a_method_and_a_preconditioner_that_it_can_have():
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("rows",))
     for S, method in ((tridiagonal(), "cg"), (tridiagonal(low=-0.3), "gmres")):
         b = S @ np.ones(N)
@@ -276,7 +276,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("system, options, error, words", REFUSED, ids=range(len(REFUSED)))
-def test_refuses_wrong_input_in_the_words_of_the_methods(system, options, error, words):
+def test_solve_refuses_wrong_input_in_the_words_of_the_methods(system, options, error, words):
     with pytest.raises(error, match=words):
         solve(*system, **options)
 
@@ -289,7 +289,7 @@ LARGE = 60_000  # unknowns beyond which SciPy is not asked
 @pytest.mark.deep
 @pytest.mark.skipif(not FILES, reason="JAXSPARSE_MATRICES and JAXSPARSE_CASES name no folder of Matrix Market files")
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.name.partition(".")[0])
-def test_solves_what_scipy_solves(path):
+def test_solve_solves_what_scipy_solves(path):
     S = sp.csr_array(jsf.io.read_mtx(path))
     if S.shape[0] != S.shape[1] or S.shape[0] > LARGE:
         pytest.skip("not square, or large")

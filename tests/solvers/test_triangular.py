@@ -28,7 +28,7 @@ def matrix(lower: bool) -> sp.csr_array:
 @pytest.mark.parametrize("dtype", [np.float64, deep(np.float32), deep(np.complex128)])
 @pytest.mark.parametrize("unit", [False, True], ids=["", "unit"])
 @pytest.mark.parametrize("lower", [True, False], ids=["lower", "upper"])
-def test_it_is_scipys(lower, unit, dtype, backend):
+def test_the_solution_is_scipys(lower, unit, dtype, backend):
     S = matrix(lower).astype(dtype) * np.array(1 + 0.5j if dtype is np.complex128 else 1, dtype)
     A, B = jsf.from_scipy(S, "csr" if lower else "pjds", backend=backend), RHS.astype(dtype)
     given = sp.csr_array(S - sp.diags_array(S.diagonal() - 1) if unit else S)

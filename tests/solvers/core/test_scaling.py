@@ -152,3 +152,6 @@ def test_is_x0_used_at_any_scale(dtype, of_A, of_b):
     sol = EVERY[0].solver(jnp.asarray(A), b, x0, rtol=1e-9 if dtype == "f8" else 1e-5)
     assert sol.status is Status.CONVERGED and sol.iterations == 0
     np.testing.assert_allclose(sol.x, x0, rtol=4 * np.finfo(dtype).eps)
+    for times, left in ((-1000, -1000), (-1100, 0)):  # with residuals of 1001 and 1101 times b
+        far = EVERY[0].solver(jnp.asarray(A), b, times * x0, maxiter=0)
+        np.testing.assert_allclose(far.x, left * x0, rtol=4 * np.finfo(dtype).eps)

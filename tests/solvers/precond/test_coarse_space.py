@@ -69,7 +69,7 @@ def test_points_may_be_left_out_and_numbers_may_have_gaps():
 
 
 @pytest.mark.deep
-def test_steps_are_a_half_and_as_many_in_float32():
+def test_a_coarse_space_halves_the_steps_in_float32_too():
     A, Z = body(), modes()
     b = right_hand_side(A.shape[0])
     without, wide = cg(A, b, M=jacobi(A), rtol=1e-8), cg(A, b, M=coarse_space(A, Z), rtol=1e-8)

@@ -55,7 +55,7 @@ def dense(M: Multigrid) -> np.ndarray:
 
 
 @pytest.mark.parametrize("degree", [1, 4])
-def test_is_the_two_grid_formula(degree):
+def test_two_levels_are_the_two_grid_formula(degree):
     """M = (I − S·C·S)·A⁻¹ with S the smoother's error and C = I − P·(RAP)⁻¹·R·A the coarse correction's.
 
     S is Chebyshev's polynomial at the eigenvalues of D⁻¹A, by its closed formula.
@@ -84,7 +84,7 @@ def test_a_small_matrix_is_inverted():
     ("options", "accuracy"),
     [({}, 1e-14), ({"cycle": "W"}, 1e-14), ({"dtype": "float32"}, 1e-6)],
 )
-def test_is_symmetric_positive_definite_and_a_contraction(options, accuracy):
+def test_a_cycle_is_symmetric_positive_definite_and_a_contraction(options, accuracy):
     M = multigrid(CUBE, max_coarse=20, **options)
     full = dense(M)
     np.testing.assert_allclose(full, full.T, atol=accuracy * np.abs(full).max())
@@ -318,7 +318,7 @@ def jumps() -> sp.csr_array:
 
 
 @pytest.mark.parametrize("name", ["poisson", "elements", "jumps", "near-null"])
-def test_levels_made_on_an_accelerator_serve_as_well_as_the_host_s(name, request):
+def test_levels_made_on_an_accelerator_serve_as_well_as_the_hosts(name, request):
     S = {"jumps": jumps, "elements": lambda: trilinear(12)}.get(name, lambda: jsf.gallery.poisson(12))()
     near = 1 + np.random.default_rng(0).random(S.shape[0]) if name == "near-null" else None
     A, b = jsf.from_scipy(S, "csr"), random_vector(S.shape[0])
@@ -339,7 +339,7 @@ def test_an_accelerator_sets_up_inside_jit_what_the_function_closes_over(there):
     np.testing.assert_allclose(made, multigrid(A, max_coarse=30) @ b, rtol=1e-12, atol=1e-12)
 
 
-def test_an_accelerator_s_programs_serve_similar_matrices(there):
+def test_programs_of_an_accelerator_serve_similar_matrices(there):
     large = [getattr(_device_hierarchy, name) for name in ("_looked", "_coarsened", "_multiplied", "_compressed")]
     made = []
     for n in (38, 39):
@@ -348,7 +348,7 @@ def test_an_accelerator_s_programs_serve_similar_matrices(there):
     assert made[0] == made[1]
 
 
-def test_an_accelerator_s_programs_are_those_that_were_compiled_ahead(there, compiled):
+def test_programs_of_an_accelerator_are_those_that_were_compiled_ahead(there, compiled):
     A = jsf.from_scipy(jsf.gallery.poisson(13), "csr")
     multigrid(A, max_coarse=50)
     before, rooms = compiled(), _device_hierarchy.rooms_of(A.shape[0], A.nnz)
