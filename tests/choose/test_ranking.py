@@ -179,8 +179,10 @@ def test_tiles_lie_by_column_where_their_rows_share_more_of_x_than_the_l1_cache_
     first = ranking.rank(wide, platform="gpu")[0]
     assert first.layout["by_column"] and first.nbytes == jsf.from_scipy(wide, "csr5", **first.layout).nbytes_read
     assert not ranking.rank(wide, platform="gpu", backend="triton")[0].layout["by_column"]
-    for where in ("in a band", "anywhere"):
-        assert not ranking.rank(large(f"uneven rows {where}"), platform="gpu")[0].layout["by_column"]
+    between = ranking.rank(jsf.gallery.irregular(400_000, 14, 5_000), platform="gpu")[0].layout
+    band, anywhere = (ranked(f"uneven rows {where}")[0].layout for where in ("in a band", "anywhere"))
+    assert between["keep_sums"] and not band["keep_sums"]
+    assert not (between["by_column"] or band["by_column"] or anywhere["by_column"])
 
 
 def test_columns_far_apart_are_not_promised_16_bits():

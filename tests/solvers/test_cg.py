@@ -27,26 +27,11 @@ def test_the_derivative_of_a_failed_solve_is_nan_and_not_zero():
     assert np.all(np.isnan(gradient))
 
 
-def test_narrow_values_solve_under_a_wide_vector():
-    S, A, b = system()
-    narrow = A.astype(np.float32)
-    sol = cg(narrow, b, rtol=1e-10)
-    assert sol.x.dtype == np.float64 and sol.success
-    exact = np.linalg.solve(S.toarray().astype(np.float32).astype(np.float64), b)
-    np.testing.assert_allclose(sol.x, exact, rtol=1e-7)
-
-
 def test_atol_stops_where_rtol_would_go_on():
     _, A, b = system()
     atol = 1e-2 * float(jnp.linalg.norm(b))
     by_atol, by_rtol = cg(A, b, rtol=0.0, atol=atol), cg(A, b, rtol=1e-2)
     assert by_atol.success and by_atol.iterations == by_rtol.iterations
-
-
-def test_a_zero_right_hand_side_has_the_zero_solution():
-    _, A, b = system()
-    sol = cg(A, 0 * b, np.ones(N))
-    assert sol.success and sol.iterations == 0 and not np.any(sol.x)
 
 
 @pytest.mark.parametrize("form", [False, True])

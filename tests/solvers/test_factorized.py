@@ -225,3 +225,9 @@ def test_threads_that_factor_one_pattern_at_once_have_the_order_of_their_own_fac
         xs = list(pool.map(solved, (DATA, 2 * DATA), (b"one", b"two")))
     np.testing.assert_allclose(xs[0], 2 * xs[1], rtol=1e-9)
     np.testing.assert_allclose(matrix() @ xs[0], RHS, rtol=1e-9)
+    orders = []  # one pattern's serves new values, and neither another pattern nor, as its factors, another recipe
+    monkeypatch.setattr(factors, "_factored", lambda *args: orders.append(args[3]) or factored(*args))
+    for cols, key in ((col, b"three"), ((col + 1) % N, b"four")):
+        factors._kept(N, ("lu",), row, cols, DATA, key)
+    assert orders[0] is not None and orders[1] is None
+    assert factors._digest(N, ("lu",), col) != factors._digest(N, ("ilu", 0.1, 2), col)
