@@ -11,7 +11,8 @@ from jax import Array, lax
 
 from jaxsparse_fmt._types import pytree, standard_promotion
 from solvers.core import arguments
-from solvers.core.space import norm
+from solvers.core.scaling import scaled
+from solvers.core.space import HERE, exponent, length
 from solvers.core.vectors import adjoint_product, ratio
 from solvers.eigsh import MESSAGES, eigsh
 from solvers.solution import Outcome
@@ -48,9 +49,10 @@ class SingularSolution(Outcome):
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False)
 class Square:
-    """Aᴴ·A of a tall A, A·Aᴴ of another."""
+    """4⁻ᵉ·Aᴴ·A of a tall A, 4⁻ᵉ·A·Aᴴ of another, which neither over- nor underflow: 2ᵉ is about the size of A."""
 
     A: Any
+    exponent: Array
     tall: bool = dataclasses.field(metadata={"static": True})
 
     @property
@@ -62,7 +64,20 @@ class Square:
         return self.A.dtype
 
     def __matmul__(self, v: Array) -> Array:
-        return adjoint_product(self.A, self.A @ v) if self.tall else self.A @ adjoint_product(self.A, v)
+        half = scaled(image(self.tall, self.A, v), -self.exponent)
+        return scaled(image(not self.tall, self.A, half), -self.exponent)
+
+
+def image(tall: bool, A: Any, v: Array) -> Array:
+    """A·v of a tall A, Aᴴ·v of another."""
+    return A @ v if tall else adjoint_product(A, v)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _size(tall: bool, A: Any) -> Array:
+    """The exponent of A, from one product."""
+    v = HERE.noise(jnp.zeros(min(A.shape), jnp.float32))
+    return exponent(lax.stop_gradient(image(tall, A, v)))
 
 
 @standard_promotion
@@ -92,20 +107,20 @@ def svds(
             "jnp.linalg.svd of a dense array"
         )
     tall = shape[0] >= shape[1]
-    found = eigsh(Square(A, tall), k, which="LA", v0=v0, ncv=ncv, maxiter=maxiter, tol=tol)
+    found = eigsh(Square(A, _size(tall, A), tall), k, which="LA", v0=v0, ncv=ncv, maxiter=maxiter, tol=tol)
     return _triples(tall, A, found)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _triples(tall: bool, A: Any, found: Any) -> SingularSolution:
     own = found.eigenvectors[:, ::-1]
-    image = A @ own if tall else adjoint_product(A, own)
+    other = image(tall, A, own)
     # The singular vectors of A in the space that was found: of small s, whose images are rounding, they are as exact.
-    U, S, Zh = jnp.linalg.svd(lax.stop_gradient(image), full_matrices=False)
-    own, image = (jnp.matmul(a, jnp.conj(Zh.T), precision=lax.Precision.HIGHEST) for a in (own, image))
-    s = norm(image)
-    other = ratio(image, s)
+    U, S, Zh = jnp.linalg.svd(lax.stop_gradient(other), full_matrices=False)
+    own, other = (jnp.matmul(a, jnp.conj(Zh.T), precision=lax.Precision.HIGHEST) for a in (own, other))
+    s = length(other)
+    other = ratio(other, s)
     s, other = (a + lax.stop_gradient(exact - a) for a, exact in ((s, S), (other, U)))
     u, v = (other, own) if tall else (own, other)
-    residuals = lax.stop_gradient(jnp.maximum(norm(A @ v - s * u), norm(adjoint_product(A, u) - s * v)))
+    residuals = lax.stop_gradient(jnp.maximum(length(A @ v - s * u), length(adjoint_product(A, u) - s * v)))
     return SingularSolution(u, s, jnp.conj(v.T), found.code, found.n_iterations, residuals)

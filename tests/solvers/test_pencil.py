@@ -128,6 +128,15 @@ def test_sigma_that_is_an_eigenvalue_or_no_number_is_refused_with_the_cure():
             eigsh(A, K, sigma=np.nan, **options)
 
 
+@pytest.mark.parametrize("scale", [1e200, 1e-200])
+def test_singular_values_whose_squares_leave_the_range(scale):
+    a = np.random.default_rng(0).standard_normal((12, 8))
+    sol = svds(jnp.asarray(scale * a), K)
+    assert sol.status is Status.CONVERGED
+    np.testing.assert_allclose(sol.s / scale, np.linalg.svd(a, compute_uv=False)[:K], rtol=1e-12)
+    assert np.all(sol.residual_norms > 0) and np.all(sol.residual_norms < 1e-12 * scale)
+
+
 def test_what_svds_cannot_take_is_refused():
     with pytest.raises(TypeError, match="svds needs a matrix with a shape"):
         svds(lambda v: v)
