@@ -68,7 +68,7 @@ def step(space: Space, A: Map, M: Map, work: Work) -> tuple[Work, Array, Array]:
     tiny = jnp.finfo(rho.dtype).eps * shadow_norm
     lost = (jnp.abs(rho) <= tiny * r_norm) | (jnp.abs(along) <= tiny * jnp.sqrt(vv.real)) | (last_omega == 0)
     code = status_of(
-        (~jnp.isfinite(rho) | ~jnp.isfinite(along), Status.NON_FINITE),
+        (~jnp.isfinite(rho) | ~jnp.isfinite(along + vv), Status.NON_FINITE),
         (lost & first, Status.BREAKDOWN),
         (lost, RESTART),  # the residual becomes the new shadow
     )

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from solvers import Status
+import jaxsparse_fmt as jsf
+from solvers import Status, bicgstab, gmres, idrs, minres, precond
 from tests.marks import deep, few
 from tests.solvers.methods import CASES, REFINED, Case, N, right_hand_side
 
@@ -155,3 +156,14 @@ def test_is_x0_used_at_any_scale(dtype, of_A, of_b):
     for times, left in ((-1000, -1000), (-1100, 0)):  # with residuals of 1001 and 1101 times b
         far = EVERY[0].solver(jnp.asarray(A), b, times * x0, maxiter=0)
         np.testing.assert_allclose(far.x, left * x0, rtol=4 * np.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("solver", [minres, gmres, bicgstab, idrs])
+@pytest.mark.parametrize("scale", [1e25, 1e-25])
+def test_the_message_where_squares_of_A_leave_the_range_names_the_cure(solver, scale):
+    A = jsf.from_scipy((scale * jsf.gallery.poisson(3)).astype(np.float32))
+    b = np.ones(A.shape[0], np.float32)
+    if scale > 1:
+        sol = solver(A, b)
+        assert sol.status is Status.NON_FINITE and "precond.jacobi(A)" in sol.status.message
+    assert solver(A, b, M=precond.jacobi(A)).status is Status.CONVERGED
