@@ -206,9 +206,9 @@ def read_mtx(path: Any, format: str = "auto", dtype: Any = None, **options: Any)
 
 
 def _for_scipy(a: np.ndarray, dtype: Any, what: str) -> tuple[np.ndarray, Any]:
-    """The array for SciPy, and the final dtype: 16-bit floats pass through SciPy, which has none, as float32."""
+    """The array for SciPy, and the final dtype: narrow types pass through SciPy, which has none, as float32."""
     kept = floating_dtype(a.dtype, what)
-    if kept.itemsize == 2:
+    if kept.itemsize <= 2 or a.dtype.kind == "V":
         return a.astype(np.float32), kept if dtype is None else dtype
     return a.astype(a.dtype.newbyteorder("="), copy=False), dtype
 

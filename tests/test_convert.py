@@ -58,6 +58,14 @@ def test_sixteen_bit_arrays_are_taken_and_kept(dtype):
         assert B.dtype == dtype
 
 
+def test_narrow_types_that_scipy_lacks_are_taken_as_wide_ones():
+    eye = np.eye(2)
+    assert jsf.from_dense(eye.astype(jnp.int4), "csr").dtype == np.zeros(1).dtype
+    assert jsf.from_dense(eye.astype(jnp.float8_e4m3fn), "csr", "float32").dtype == np.float32
+    with pytest.raises(TypeError, match="dtype float8_e4m3fn cannot hold matrix values; ask for one of"):
+        jsf.from_dense(eye.astype(jnp.float8_e4m3fn))
+
+
 def unsorted_csr(index):
     B = sp.csr_array((2, 3))
     B.indptr, B.indices, B.data = index([0, 3, 5]), index([2, 0, 2, 1, 0]), np.array([1.0, 2, 3, 4, 5])

@@ -104,6 +104,8 @@ def vectors(a: Any, name: str) -> Array:
     ValueError: neither one- nor two-dimensional. TypeError: not numeric.
     """
     known = isinstance(a, jax.Array) and jax.dtypes.canonicalize_dtype(a.dtype, allow_extended_dtype=True) == a.dtype
+    if isinstance(a, np.ndarray):
+        floating_dtype(a.dtype, name)  # refuses text, and numbers that JAX cannot hold
     a = a if known else owned(a)  # which takes 30 µs
     if a.ndim not in (1, 2):
         raise ValueError(f"{name} must be a vector of shape (n,), or several as columns (n, k); got {a.shape}")
@@ -139,6 +141,7 @@ def linear_map(A: Any, n: int, name: str) -> Any:
     if tuple(shape) != (n, n):
         hint = f"; for a diagonal {name} pass lambda r: d * r" if tuple(shape) == (n,) else ""
         hint = f", or ({n},) for a diagonal" if name == "M" else hint
+        hint = "; lsmr takes a rectangular A" if name == "A" and len(shape) == 2 and shape[0] == n else hint
         if manual := jax.sharding.get_abstract_mesh().manual_axes:
             hint += f"; inside shard_map over {manual} b is one device's piece: call the solver outside of shard_map"
         raise ValueError(f"{name} has shape {tuple(shape)}; a system with b of length {n} needs ({n}, {n}){hint}")

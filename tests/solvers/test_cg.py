@@ -174,6 +174,9 @@ def test_mapped_over_it_multiplies_with_the_kernel_still():
     ("arguments", "options", "error", "text"),
     [
         ((np.eye(3), np.ones(4)), {}, ValueError, r"A has shape \(3, 3\); a system with b of length 4 needs \(4, 4\)"),
+        ((np.ones((2, 3)), np.ones(2)), {}, ValueError, r"needs \(2, 2\); lsmr takes a rectangular A"),
+        ((np.eye(3), np.ones(3, np.longdouble)), {}, TypeError, "b has dtype .*, which JAX cannot hold; convert it"),
+        ((np.eye(3), np.array(["1", "2", "3"])), {}, TypeError, "b has dtype <U1, which is not numeric"),
         ((np.ones((3, 4)), np.ones(3)), {}, ValueError, r"shape \(3, 4\)"),
         ((np.eye(3), np.ones((3, 2, 2))), {}, ValueError, r"a vector of shape \(n,\).*got \(3, 2, 2\)"),
         ((np.eye(3), np.ones(3), np.ones(4)), {}, ValueError, r"x0 has shape \(4,\)"),
