@@ -25,7 +25,7 @@ from solvers.core.linear_solve import hermitian_solve
 from solvers.core.program import Entry
 from solvers.core.scaling import Map, scaled
 from solvers.core.settings import steps_per_check
-from solvers.core.space import HERE, Space, exponent, norm, outside
+from solvers.core.space import HERE, Space, exponent, length, norm, outside
 from solvers.core.stopping import RUNNING, status_of
 from solvers.core.vectors import matmul, ratio
 from solvers.minres import METHOD as MINRES
@@ -407,11 +407,11 @@ def _solve_off(K: Map, size: Array, values: Array, X: Array, rhs: Array) -> Arra
     gaps = values[:, None] - values  # [eigenvector, system]
     gaps = jnp.where(jnp.eye(values.size, dtype=bool), size, jnp.where(jnp.abs(gaps) <= eps**0.75 * size, 0, gaps))
     known = matmul(X, ratio(matmul(jnp.conj(X).T, rhs), gaps))
-    steps, same = steps_per_check(rhs.shape[0], arguments.memory.device().platform), lambda v: v
+    steps, unit = steps_per_check(rhs.shape[0], arguments.memory.device().platform), lambda v: v / size
     limits = stopping.Limits(eps**0.75 + zero, zero, jnp.int32(most), zero)
-    system = iterate.System(K, same, rhs - K(known), None, limits)
+    system = iterate.System(K, unit, rhs - K(known), None, limits)
     z = known + iterate.run(HERE, MINRES, iterate.Options(0, steps, None, None), system)[0]
-    solved, bounded = norm(rhs - K(z)) <= jnp.sqrt(eps) * norm(rhs), eps**0.75 * size * norm(z) <= norm(rhs)
+    solved, bounded = length(rhs - K(z)) <= jnp.sqrt(eps) * length(rhs), eps**0.75 * size * length(z) <= length(rhs)
     return jnp.where(solved & bounded, z, jnp.nan)
 
 

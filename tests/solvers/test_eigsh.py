@@ -314,3 +314,12 @@ def test_what_sigma_cannot_be_is_refused(given, error, match):
     A = jsf.from_scipy(sp.csr_array(sp.diags_array(np.arange(1.0, 10))), "csr")
     with pytest.raises(error, match=match):
         eigsh(**{"A": A, "k": 2, "sigma": 0.0} | given)
+
+
+@pytest.mark.parametrize("scale", [1e200, 1e-200])
+def test_the_derivative_of_a_vector_at_any_scale_of_A(scale):
+    a = jnp.asarray(hermitian())
+    component = lambda a: jnp.abs(eigsh(a, 1, which="LA").eigenvectors[0, 0]) ** 2  # noqa: E731
+    da = jnp.diag(jnp.arange(len(a), dtype=a.dtype))
+    along = lambda scale: jax.jvp(component, (scale * a,), (scale * da,))[1]  # noqa: E731
+    np.testing.assert_allclose(along(scale), along(1.0), rtol=1e-6)
