@@ -125,9 +125,14 @@ def index_arrays(A: Any) -> list[Array]:
 
 def _own(A: Any) -> tuple[Array, ...]:
     """The values of all blocks, [parts, n_stored], with every entry in its own place."""
-    return of_blocks(A, lambda block: block.entries()[3])
+    return of_blocks(A, _values_of)
 
 
+def _values_of(block: Any) -> Array:
+    return block.entries()[3]
+
+
+@functools.partial(jax.jit, static_argnums=1)  # by itself, shard_map compiles each operation at every call
 def of_blocks(A: Any, f: Callable[[Any], Array]) -> tuple[Array, ...]:
     """f(block) [n_stored] on each device for the blocks whose entries share places; of other blocks the values."""
     if not any(block._shares_places for block in A.shards.blocks):

@@ -274,7 +274,7 @@ class ShardedMatrix(ShardedAlgebra):
         pairs = zip(jax.tree.leaves(self), jax.tree.leaves(gradient), strict=True)
         leaves = [g if jnp.issubdtype(g.dtype, jnp.inexact) else a for a, g in pairs]
         of_all = jax.tree.unflatten(jax.tree.structure(self), leaves)
-        values = of_blocks(of_all, lambda block: entry_index.shared_out(block).values)
+        values = of_blocks(of_all, _shared_out)
         blocks = zip(of_all.shards.blocks, values, strict=True)
         return with_blocks(of_all, (block._with_values(v) for block, v in blocks)).data
 
@@ -359,3 +359,7 @@ def _back(A: ShardedMatrix, y: Array) -> Array:
         return jax.linear_transpose(lambda x: _product(A, x), x)(y.astype(dtype))[0]
 
     return A.range.over.by_xla(back, (A, y), mesh_axes.spec_like(y, A.range.over.axis))
+
+
+def _shared_out(block: Any) -> Array:
+    return entry_index.shared_out(block).values

@@ -97,3 +97,17 @@ def test_refusals_name_the_cure():
         A.scale_rows(np.ones(3))
     with pytest.raises(ValueError, match="close over A"):
         jax.jit(lambda A: A.shift(1.0))(A)
+
+
+def test_sums_and_gradients_outside_jit_compile_once(compiled):
+    """Shards of dia store a diagonal and its mirror image once; shard_map by itself would compile each operation."""
+    M = jsf.shard(jsf.gallery.poisson(6), MESH, format="dia")
+    assert any(block._shares_places for block in M.shards.blocks)
+
+    def results():
+        return [(M + M).data, M.data_of(M)]
+
+    np.testing.assert_allclose(results()[0], 2 * np.asarray(M.data))
+    before = compiled()
+    results()
+    assert compiled() == before
