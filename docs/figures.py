@@ -312,7 +312,7 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "counts": lambda: counts(rows_of("suite_h100")),
     "held out": sourced(held_out, "spmv --suite held-out --workers 13", "suite_held_out_h100"),
     "counts of held out": lambda: counts(rows_of("suite_held_out_h100")),
-    "counters": sourced(counters, "counters benchmarks/results/2026-11-27_suite_h100.json", "counters_h100"),
+    "counters": sourced(counters, f"counters {newest('suite_h100').relative_to(ROOT)}", "counters_h100"),
     "dialects": sourced(lambda: by_class(rows_of("dialects_h200")), "spmv --backends triton mosaic", "dialects_h200"),
     "columns": sourced(columns, "spmv --what columns", "columns_h200"),
     "steps": sourced(steps, "solvers", "solvers_h100"),

@@ -50,8 +50,8 @@ _MESSAGES = {
     "where a larger rtol helps, and float64 where x is float32; or the method needs a better M, gmres a larger restart",
     Status.NOT_POSITIVE_DEFINITE: "the matrix or the preconditioner is not positive definite, which this "
     "method needs; for an indefinite matrix take minres, gmres or bicgstab, or check the sign of A and M",
-    Status.NON_FINITE: "a NaN or infinity appeared; look for them in A, b, x0 and M; or squares of A's numbers leave "
-    "the range of this dtype: take M=precond.jacobi(A)",
+    Status.NON_FINITE: "a NaN or infinity appeared; look for them in A, b, x0 and M; or squares of A's numbers "
+    "overflow: take M=precond.jacobi(A)",
     Status.DIVERGED: "the residual grew until rounding hid the rest, and x is the best one before; the matrix may be "
     "singular and b outside of its range (take minres or lsmr), or the method does not suit it: scale the "
     "system, take a better M, or gmres, whose residual never grows",

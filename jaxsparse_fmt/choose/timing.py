@@ -18,7 +18,7 @@ from jaxsparse_fmt.core.matrix import SparseMatrix
 IN_FLIGHT = 16  # results that are awaited together
 LOOP = 16  # products of a program for a GPU: Python takes longer to call a program than one small product takes
 SMALL = 32e6  # bytes that a product reads, below which Python takes longer than `LOOP` products
-TRIPS, LOOP_SMALL = 4, 64  # of such a small matrix: as many times so many products
+TRIPS, LOOP_SMALL = 4, 64  # of such a small matrix: trips of a loop, and products of each
 
 
 def seconds_per_product(A: SparseMatrix, x: jax.Array | None = None) -> float:

@@ -153,6 +153,7 @@ def test_plain_endings_have_their_status(case: Case, spoil, options, status):
     S, b = spoil(*case.system())
     sol = case.solver(dense(S), b, **options)
     assert sol.status is status and np.all(np.isfinite(sol.x))
+    assert np.any(b) or not np.any(sol.x)
     assert sol.iterations <= options.get("maxiter", 0) or status is Status.NON_FINITE
 
 

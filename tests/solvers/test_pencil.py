@@ -129,7 +129,7 @@ def test_sigma_that_is_an_eigenvalue_or_no_number_is_refused_with_the_cure():
 
 
 @pytest.mark.parametrize("scale", [1e200, 1e-200])
-def test_singular_values_whose_squares_leave_the_range(scale):
+def test_singular_values_are_right_where_their_squares_leave_the_range(scale):
     a = np.random.default_rng(0).standard_normal((12, 8))
     sol = svds(jnp.asarray(scale * a), K)
     assert sol.status is Status.CONVERGED

@@ -160,7 +160,7 @@ def test_is_x0_used_at_any_scale(dtype, of_A, of_b):
 
 @pytest.mark.parametrize("solver", [minres, gmres, bicgstab, idrs])
 @pytest.mark.parametrize("scale", [1e25, 1e-25])
-def test_the_message_where_squares_of_A_leave_the_range_names_the_cure(solver, scale):
+def test_jacobi_solves_where_squares_of_A_leave_the_range_and_their_overflow_says_so(solver, scale):
     A = jsf.from_scipy((scale * jsf.gallery.poisson(3)).astype(np.float32))
     b = np.ones(A.shape[0], np.float32)
     if scale > 1:
