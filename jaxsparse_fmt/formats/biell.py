@@ -13,12 +13,9 @@ sums at the end of the group.
          ⎣ . . . . . ⎦
 
 Bytes: n_stored·(value + 4) + 24·⌈n_rows / 32⌉ + 4 + 4·n_rows.
-
-A reproduction of its paper: `format="auto"` never takes it.
 """
 
-import dataclasses
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -28,15 +25,16 @@ from jaxsparse_fmt.formats.base import Array, ByRule, ColumnIndex, Pointer, stor
 from jaxsparse_fmt.kernels.layout.address import GROUPS, WARP, Bisected
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class BisectedGroups(ByRule):
-    """The common base; `window` rows are sorted together, all rows if it is None."""
+@storage_format
+class BIELL(ByRule):
+    """BiELL; `window` rows are sorted together, all rows if it is None."""
 
     col_idx: ColumnIndex
     slice_ptr: Pointer
     perm: Array | None
 
-    window = None
+    name = "biell"
+    window: ClassVar[int | None] = WARP
 
     @staticmethod
     def _rule_of_rows(n_rows: int) -> Bisected:
@@ -47,12 +45,6 @@ class BisectedGroups(ByRule):
         rows = building.rows_of(csr, cls.window)
         columns = _columns(building.namespace(rows.lengths), rows.lengths)
         return cls._store(csr, target, rows, WARP * np.asarray(columns).astype(np.int64))
-
-
-@storage_format
-class BIELL(BisectedGroups):
-    name = "biell"
-    window = WARP
 
 
 @building.on_either()

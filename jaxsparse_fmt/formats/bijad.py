@@ -10,14 +10,13 @@
 matrices a warp holds rows of similar length and hardly any padding, and its sums go to rows far apart.
 
 Bytes: n_stored·(value + 4) + 24·⌈n_rows / 32⌉ + 4 + 4·n_rows.
-
-A reproduction of its paper: `format="auto"` never takes it.
 """
 
 from jaxsparse_fmt.formats.base import storage_format
-from jaxsparse_fmt.formats.biell import BisectedGroups
+from jaxsparse_fmt.formats.biell import BIELL
 
 
 @storage_format
-class BIJAD(BisectedGroups):
+class BIJAD(BIELL):
     name = "bijad"
+    window = None

@@ -10,11 +10,8 @@
 The product is CSR-like: one thread walks a row across the diagonals and writes its sum once, directly to its row.
 
 Bytes: n_stored·(value + 4) + 4·(longest row + 1) + 8·n_rows, with n_stored = Σⱼ 16·⌈rows longer than j / 16⌉.
-
-A reproduction of its paper: `format="auto"` never takes it.
 """
 
-import dataclasses
 from typing import Any, Self
 
 from jaxsparse_fmt._types import Csr, Target
@@ -25,24 +22,18 @@ from jaxsparse_fmt.kernels.layout.address import Jagged
 ALIGNMENT = 16  # places of a column
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class JaggedDiagonals(ByRule):
-    """The base of the formats that store the j-th entries of sorted rows side by side, for every j."""
-
+@storage_format
+class JDS(ByRule):
     col_idx: ColumnIndex
     col_start: Pointer
     row_lengths: ZeroPadded
     perm: Array | None
 
+    name = "jds"
+
     @staticmethod
     def _rule_of_rows(n_rows: int, **layout: Any) -> Jagged:
-        del layout
         return Jagged(n_rows)
-
-
-@storage_format
-class JDS(JaggedDiagonals):
-    name = "jds"
 
     @classmethod
     def from_csr(cls, csr: Csr, target: Target) -> Self:

@@ -12,8 +12,6 @@ user's order: columns keep their numbers, and sums go directly to their rows.
 
 Bytes: n_stored·(value + 4) + 4·(longest row + 1) + 8·n_rows. A matrix of one full row
 and otherwise single entries stores (b_r + 1)·n_rows − b_r places. A product reads one row length a tile of rows.
-
-A reproduction of its paper: `format="auto"` never takes it.
 """
 
 from typing import Self
@@ -23,11 +21,11 @@ import numpy as np
 from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.base import storage_format
-from jaxsparse_fmt.formats.jds import JaggedDiagonals
+from jaxsparse_fmt.formats.jds import JDS
 
 
 @storage_format
-class PJDS(JaggedDiagonals):
+class PJDS(JDS):
     block_size: int
 
     name = "pjds"
