@@ -68,14 +68,12 @@ class BSR(ByRule):
     def _footprints(cls, pattern: footprint.PatternCounts) -> footprint.Storages:
         csr = pattern.csr
         r, c = best_block(csr, pattern.itemsize) if pattern.on_gpu else (1, 1)  # on a CPU, CSR is as fast
-        C = slice_rows(csr.shape[0], r)
-        counted = statistics.touched(pattern.sample(C), Blocked(r, c), r, C) if r * c > 1 else None
-        if counted is not None and pattern.is_padding_few(counted):
-            nbytes = pattern.implied_bytes(counted) + footprint.pointer_bytes(-(-csr.shape[0] // C), counted.places)
-            # A thread loads its whole row of a block.
-            trips = footprint.trips(pattern.longest / max(c / footprint.UNROLL, 1))
+        if r * c > 1:
+            C = slice_rows(csr.shape[0], r)
+            counted = statistics.touched(pattern.sample(C), Blocked(r, c), r, C)
+            trips = footprint.trips(pattern.longest / max(c / footprint.UNROLL, 1))  # of whole rows of blocks
             layout, words = {"block_shape": (r, c)}, f"dense blocks of {r} × {c}"
-            yield footprint.Storage(cls.name, layout, nbytes, counted.places, trips, words=(words,))
+            yield from pattern.of_groups(cls.name, layout, counted, C, trips, words)
 
 
 def slice_rows(n_rows: int, r: int) -> int:

@@ -7,8 +7,6 @@
 
 Bytes: nnz·(value + 8). A product adds as CSR's product does, after a pass that makes row pointers: atomics would add
 in no fixed order.
-
-For exchange with other libraries: `format="auto"` never takes it.
 """
 
 from typing import Self

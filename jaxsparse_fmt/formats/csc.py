@@ -7,8 +7,6 @@
 
 Bytes: nnz·(value + 4) + 4·(n_cols + 1). Its transposed product runs CSR's kernel and is
 bit-reproducible; its product scatters.
-
-For exchange with other libraries: `format="auto"` never takes it.
 """
 
 from typing import Self

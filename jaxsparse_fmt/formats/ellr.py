@@ -10,8 +10,6 @@ its own length: padding is stored but not read. `threads_per_row` threads may sh
 fourth column, and the data do not change (Barbieri et al., end of §3.1).
 
 Bytes: K·pitch·(value + 4) + 4·n_rows.
-
-A reproduction of its paper: `format="auto"` never takes it.
 """
 
 import dataclasses

@@ -8,8 +8,6 @@
 The pitch is n_rows rounded up to 32. Threads that share a row are neighbours; every load of a warp covers 32 places.
 
 Bytes: K·pitch·T·(value + 4) + 4·n_rows.
-
-A reproduction of its paper: `format="auto"` never takes it.
 """
 
 from typing import Self

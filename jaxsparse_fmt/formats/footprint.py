@@ -133,11 +133,19 @@ class PatternCounts:
         """As `statistics.missed_beside`."""
         return statistics.missed_beside(self.sample(block), block, self.a_sector, hot)
 
-    @functools.cached_property
-    def slices(self) -> tuple[int, np.ndarray]:
-        """The slice size that may be fast, and the longest row of every slice."""
-        size = min(SLICES[self.platform], max(self.csr.shape[0], 1))
-        return size, self.widths(size)
+    @property
+    def slice_size(self) -> int:
+        """Rows of a slice that may be fast."""
+        return min(SLICES[self.platform], max(self.csr.shape[0], 1))
+
+    def of_slices(self, name: str, index: int, index_of_chunk: int = 0, words: tuple[str, ...] = ()) -> Storage:
+        """Slices in which a place has `index` bytes of index, and `slice_size` places `index_of_chunk` more."""
+        C, widths = self.slice_size, self.widths(self.slice_size)
+        chunks, n_slices, longest = int(widths.sum()), widths.size, int(widths.max(initial=0))
+        nbytes = chunks * (C * (self.itemsize + index) + index_of_chunk) + pointer_bytes(n_slices, chunks * C)
+        even = longest <= 2 * (chunks // max(n_slices, 1))  # no slice is twice as wide as the mean: XLA goes by columns
+        layout, steps = {"slice_size": C, "sigma": 1}, trips(longest) + 1  # for the slice's bounds
+        return Storage(name, layout, nbytes, chunks * C, steps, by_columns=even, words=words)
 
     @functools.cached_property
     def diagonals(self) -> Counted | None:
@@ -145,8 +153,11 @@ class PatternCounts:
         most = int(MOST_PADDING * self.csr.nnz / max(self.csr.shape[0], 1))
         return statistics.diagonals(self.csr, self.sample(1), self.longest, most)
 
-    def is_padding_few(self, counted: Counted) -> bool:
-        return counted.places <= MOST_PADDING * self.csr.nnz
+    def of_groups(self, name: str, layout: Any, counted: Counted, rows: int, steps: int, words: str) -> "Storages":
+        """`implied.Groups` in slices of `rows`; nothing where they have too much padding."""
+        if counted.places <= MOST_PADDING * self.csr.nnz:
+            nbytes = self.implied_bytes(counted) + pointer_bytes(-(-self.csr.shape[0] // rows), counted.places)
+            yield Storage(name, layout, nbytes, counted.places, steps, words=(words,))
 
     def implied_bytes(self, counted: Counted) -> int:
         """Bytes of values, of offsets or block columns, and of the bits that tell holes from zeros, if read."""
@@ -162,8 +173,3 @@ def trips(entries: float, threads: int = 1) -> int:
 def pointer_bytes(n_slices: int, places: int) -> int:
     """Bytes of the slice pointers of a storage of `places` places."""
     return (n_slices + 1) * (4 if places < 2**31 else 8)
-
-
-def are_even(widths: np.ndarray) -> bool:
-    """Whether no slice is more than twice as wide as the mean, so that XLA goes by columns."""
-    return widths.size == 0 or bool(widths.max() <= 2 * (widths.sum() // widths.size))

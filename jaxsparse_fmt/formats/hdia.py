@@ -53,13 +53,9 @@ class HDIA(ByRule):
 
     @classmethod
     def _footprints(cls, pattern: footprint.PatternCounts) -> footprint.Storages:
-        C, n_rows = 128, pattern.csr.shape[0]
-        if not pattern.on_gpu:  # far slower on a CPU
-            return
-        counted = statistics.touched(pattern.sample(C), Diagonal(), C, C)
-        if pattern.is_padding_few(counted):
-            n_slices = -(-n_rows // C)
-            mean = counted.indices / max(n_slices, 1)
-            nbytes = pattern.implied_bytes(counted) + footprint.pointer_bytes(n_slices, counted.places)
+        if pattern.on_gpu:  # far slower on a CPU
+            C, n_rows = 128, pattern.csr.shape[0]
+            counted = statistics.touched(pattern.sample(C), Diagonal(), C, C)
+            mean = counted.indices / max(-(-n_rows // C), 1)
             layout, words = {"slice_size": C, "sigma": 1}, f"{mean:.3g} diagonals a slice"
-            yield footprint.Storage(cls.name, layout, nbytes, counted.places, footprint.trips(mean), words=(words,))
+            yield from pattern.of_groups(cls.name, layout, counted, C, footprint.trips(mean), words)

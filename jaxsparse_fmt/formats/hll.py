@@ -46,13 +46,4 @@ class HLL(ByRule):
 
     @classmethod
     def _footprints(cls, pattern: footprint.PatternCounts) -> footprint.Storages:
-        C, widths = pattern.slices
-        places, longest = int(widths.sum()) * C, int(widths.max(initial=0))
-        yield footprint.Storage(
-            cls.name,
-            {"slice_size": C, "sigma": 1},
-            places * (pattern.itemsize + 4) + footprint.pointer_bytes(widths.size, places),
-            places,
-            footprint.trips(longest) + 1,  # for the slice's bounds
-            by_columns=footprint.are_even(widths),
-        )
+        yield pattern.of_slices(cls.name, 4)

@@ -10,8 +10,6 @@ The pitch is n_rows rounded up to 32. Row lengths are stored per row or per warp
 product reads one length for each tile of rows, the longest, and padding has the column index n_cols.
 
 Bytes: K·pitch·(value + 4) + 8·n_rows, or 4·n_rows + 4·⌈n_rows / 32⌉ in place of the latter.
-
-A reproduction of its paper: `format="auto"` never takes it.
 """
 
 from typing import Self

@@ -81,20 +81,9 @@ class SELL(ByRule):
 
     @classmethod
     def _footprints(cls, pattern: footprint.PatternCounts) -> footprint.Storages:
-        C, widths = pattern.slices
-        if statistics.are_slices_wide(pattern.sample(C), C, PADDING):  # then it stores what "hll" does
-            return
-        columns = int(widths.sum())
-        places = columns * C
-        yield footprint.Storage(
-            cls.name,
-            {"slice_size": C, "sigma": 1},
-            places * (pattern.itemsize + 2) + 4 * columns + footprint.pointer_bytes(widths.size, places),
-            places,
-            footprint.trips(int(widths.max(initial=0))) + 1,  # for the slice's bounds
-            by_columns=footprint.are_even(widths),
-            words=("columns in 16 bits",),
-        )
+        C = pattern.slice_size
+        if not statistics.are_slices_wide(pattern.sample(C), C, PADDING):  # else it stores what "hll" does
+            yield pattern.of_slices(cls.name, 2, index_of_chunk=4, words=("columns in 16 bits",))
 
 
 @building.on_either(2, 3)
