@@ -10,23 +10,20 @@ A product adds what ELL's and COO's products give, without atomics. K is the lar
 rows reach (`width="third"`, cuSPARSE's choice), the mean row length (`width="mean"`), or a given number.
 
 Bytes: K·n_rows·(value + 4) + n_tail·(value + 8).
-
-A reproduction of its paper: `format="auto"` never takes it.
 """
 
-import dataclasses
 from typing import Any, Self
 
 import jax.numpy as jnp
 import numpy as np
 
-from jaxsparse_fmt._types import Csr, Target, index_dtype, standard_promotion
+from jaxsparse_fmt._types import Csr, CsrArrays, Target, index_dtype, standard_promotion
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.base import Array, ByEntries, ByRule, ColumnIndex, RowIndex, host_places, storage_format
 from jaxsparse_fmt.formats.csr import csr_rule
 from jaxsparse_fmt.kernels import spmv
 from jaxsparse_fmt.kernels.backends import selection
-from jaxsparse_fmt.kernels.layout.address import Slices, expand_ptr, row_pointers, take
+from jaxsparse_fmt.kernels.layout.address import Slices, expand_ptr, row_pointers
 from jaxsparse_fmt.kernels.layout.columns import Explicit, Rule
 from jaxsparse_fmt.models import traffic
 
@@ -97,25 +94,17 @@ class HYB(ByEntries, ByRule):
         """
         rows, address = building.rows_of(csr), Slices(csr.shape[0], max(csr.shape[0], 1))
         K = _width(width, rows.lengths)
-        rows = dataclasses.replace(rows, lengths=rows.lengths.clip(max=K))
-        n_main, n_tail = K * csr.shape[0], csr.nnz - int(rows.lengths.sum(dtype=index_dtype(csr.nnz)))
+        main = building.Rows(rows.lengths.clip(max=K))
+        tail, ptr = building.Rows(rows.lengths - main.lengths), building.pointers(rows.lengths - main.lengths)
+        n_main, n_tail = K * csr.shape[0], int(ptr[-1])
         building.check_memory(cls.name, n_main + n_tail, csr, target)
-        values, col_idx = building.fill(csr, rows, address, {}, n_main, target.dtype)
+        values, col_idx = building.fill(csr, main, address, {}, n_main, target.dtype)
+        beyond = CsrArrays(csr.data, csr.indices, csr.indptr + K, csr.shape)  # its rows begin behind the first K
+        by_row = Slices(csr.shape[0], 1), {"slice_ptr": ptr}
+        of_tail, tail_col = building.fill(beyond, tail, *by_row, n_tail, target.dtype)
         xp = building.namespace(csr.data)
-        tail, row, col = _rest(xp, csr.data, csr.indices, csr.indptr, K, n_tail, np.dtype(target.dtype))
-        values = xp.concatenate([values, tail])
-        return building.made(cls, csr, target, values, col_idx=col_idx, tail_row=row, tail_col=col, width=K)
-
-
-@building.on_either(5, 6)
-def _rest(xp: Any, data: Any, indices: Any, indptr: Any, width: int, n_tail: int, dtype: Any) -> tuple[Any, Any, Any]:
-    """Value, row and column of the entries beyond the first `width` of each row."""
-    if n_tail == 0:
-        return xp.zeros(0, dtype), xp.zeros(0, np.int32), xp.zeros(0, np.int32)
-    ptr = building.starts(xp, xp.maximum(xp.diff(indptr) - width, 0), index_dtype(n_tail))
-    row = expand_ptr(xp, ptr, n_tail)
-    at = indptr[row] + width + (xp.arange(n_tail, dtype=ptr.dtype) - ptr[row]).astype(indptr.dtype)
-    return take(data, at).astype(dtype), row, take(indices, at).astype(np.int32)
+        index = {"col_idx": col_idx, "tail_row": expand_ptr(xp, ptr, n_tail), "tail_col": tail_col}
+        return building.made(cls, csr, target, xp.concatenate([values, of_tail]), **index, width=K)
 
 
 def _width(width: Any, lengths: Any) -> int:
