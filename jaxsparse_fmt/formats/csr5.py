@@ -89,18 +89,19 @@ NOT_OF_TILES = ("values", "long_rows", "piece_ptr", "col_order")
 class CSR5(ByEntries):
     """CSR5 with tiles of `tile_shape` = (lanes, entries a lane), its `hot` most used columns first."""
 
+    _: dataclasses.KW_ONLY
     lane_row: LaneRow
     hops: ZeroPadded
-    marked_delta: MarkedDelta | None
-    col_base: ZeroPadded | None
-    windows: ZeroPadded | None
-    marked_col: ColumnIndex | None
-    column_place: ColumnPlace | None
-    step_base: ZeroPadded | None
-    ends: ZeroPadded | None
-    long_rows: LongRows | None
-    piece_ptr: Pointer | None
-    col_order: Array | None
+    marked_delta: MarkedDelta | None = None
+    col_base: ZeroPadded | None = None
+    windows: ZeroPadded | None = None
+    marked_col: ColumnIndex | None = None
+    column_place: ColumnPlace | None = None
+    step_base: ZeroPadded | None = None
+    ends: ZeroPadded | None = None
+    long_rows: LongRows | None = None
+    piece_ptr: Pointer | None = None
+    col_order: Array | None = None
     n_pieces: Largest
     tile_shape: tuple[int, int]
     hot: int

@@ -175,19 +175,16 @@ def arrays_of(
     """`values`, the most rows and hops of a tile, and the index arrays of the tiles by name."""
     xp = building.namespace(csr.data)
     if n_tiles == 0:
-        nothing = np.zeros(0, np.int32)
-        none = dict.fromkeys(("marked_delta", "col_base", "windows", *BY_COLUMN))
-        return np.zeros(0, dtype), 0, 0, {"lane_row": nothing, "hops": nothing, "marked_col": nothing, **none}
+        return np.zeros(0, dtype), 0, 0, dict.fromkeys(("lane_row", "hops", "marked_col"), np.zeros(0, np.int32))
     if csr.nnz == 0:  # an entry to read where rows have none
         csr = CsrArrays(xp.zeros(1, dtype), xp.zeros(1, np.int32), csr.indptr, csr.shape)
     values, col, last, lane_row, hops, most_rows, most_hops = _dealt(xp, csr, segments, n_tiles, shape, dtype)
-    index: dict[str, Any] = dict.fromkeys(("marked_delta", "col_base", "windows", "marked_col", *BY_COLUMN))
     *by_column_arrays, fit = _by_column(xp, values, col, last, shape, csr.shape[1]) if by_column else [False]
     if fit:
         values, *arrays = by_column_arrays
-        index |= zip(BY_COLUMN, arrays, strict=True)
+        index: dict[str, Any] = dict(zip(BY_COLUMN, arrays, strict=True))
     else:
-        index |= _narrowed(xp, col, last, n_tiles, csr.shape[1])
+        index = _narrowed(xp, col, last, n_tiles, csr.shape[1])
     return values, most_rows, most_hops, {"lane_row": lane_row, "hops": hops, **index}
 
 
@@ -261,19 +258,16 @@ def _narrowed(xp: Any, col: Any, last: Any, n_tiles: int, n_cols: int) -> dict[s
     16 bits within windows, if those hold all columns; else in 32 bits.
     """
     col, last = col.reshape(n_tiles, -1), last.reshape(n_tiles, -1)
-    none = dict.fromkeys(("marked_delta", "col_base", "windows", "marked_col"))
     for name, deltas in (("col_base", _above_least), ("windows", _within_windows)):
         some = slice(None, None, n_tiles // 8 + 1)  # which most often tell on a host
         if xp is not np or _marked(xp, deltas, n_cols, col[some], last[some])[2]:
             delta, begin, fit = _marked(xp, deltas, n_cols, col, last)
             if fit:
-                return none | {"marked_delta": delta, name: begin}
-    return none | {"marked_col": _wide(xp, col, last)}
+                return {"marked_delta": delta, name: begin}
+    return {"marked_col": _wide(xp, col, last)}
 
 
-@building.on_either()
-def _wide(xp: Any, col: Any, last: Any) -> Any:
-    return marked(xp, col, last).reshape(-1)
+_wide = building.on_either()(lambda xp, col, last: marked(xp, col, last).reshape(-1))
 
 
 @building.on_either(1, 2)
