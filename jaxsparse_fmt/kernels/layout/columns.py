@@ -39,13 +39,11 @@ class Explicit:
 
     def in_kernel(self, d: Any, arrays: Arrays, walk: Walk, entries: list, n_cols: int) -> list:
         """For each of `entries`, (e, address, live): (the column in every lane, in which lanes there is one)."""
-        del walk
         columns = [d.load(arrays["col_idx"], at - self.offset, live, n_cols, once=True) for _, at, live in entries]
         return [(c, c < n_cols) for c in columns]
 
     def of_chunks(self, arrays: Arrays, lanes: int, chunk: Any, owner: Any, shape: tuple[int, int]) -> Any:
         """Columns [k, lanes] of k chunks, of which `owner` are the slices."""
-        del owner, shape
         return take(arrays["col_idx"].reshape(-1, lanes), chunk)
 
 
@@ -115,7 +113,6 @@ class Blocked:
 
     def index_of(self, row: Any, col: Any) -> Any:
         """The column, in blocks, of an entry."""
-        del row
         return col // self.columns
 
     def in_kernel(self, d: Any, arrays: Arrays, walk: Walk, entries: list, n_cols: int) -> list:
@@ -132,7 +129,6 @@ class Blocked:
         return columns
 
     def of_chunks(self, arrays: Arrays, lanes: int, chunk: Any, owner: Any, shape: tuple[int, int]) -> Any:
-        del owner
         blocks = take(arrays["block_col"].reshape(-1, lanes // self.rows), chunk // self.columns)
         c = blocks * self.columns + (chunk % self.columns)[:, None]
         xp = np if isinstance(chunk, np.ndarray) else jnp
@@ -147,11 +143,9 @@ class Consecutive:
     implied = True
 
     def in_kernel(self, d: Any, arrays: Arrays, walk: Walk, entries: list, n_cols: int) -> list:
-        del d, arrays, walk
         return [(at.astype(jnp.int32), live & (at < n_cols)) for _, at, live in entries]
 
     def of_chunks(self, arrays: Arrays, lanes: int, chunk: Any, owner: Any, shape: tuple[int, int]) -> Any:
-        del arrays, owner, shape
         return chunk[:, None] * lanes + jnp.arange(lanes)
 
 
