@@ -223,9 +223,10 @@ def solves() -> Iterator[str]:
     }
 
     def cell(problem: str, key: str, of: Row) -> str:
-        rows = rows_of("solvers_h100", problem=problem, **of)  # one, or none
-        converged = lambda row: row.get("status", "CONVERGED") == "CONVERGED"  # noqa: E731
-        return "".join(f"{row[key]:.2f}" if converged(row) else row["status"] for row in rows)
+        if not rows_of("solvers_h100", problem=problem, **of):
+            return ""
+        row = row_of("solvers_h100", problem=problem, **of)
+        return f"{row[key]:.2f}" if row.get("status", "CONVERGED") == "CONVERGED" else row["status"]
 
     return table(" | ".join(problems), ((name, *(cell(p, *of) for p in problems)) for name, of in lines.items()))
 

@@ -267,7 +267,9 @@ def _narrowed(xp: Any, col: Any, last: Any, n_tiles: int, n_cols: int) -> dict[s
     return {"marked_col": _wide(xp, col, last)}
 
 
-_wide = building.on_either()(lambda xp, col, last: marked(xp, col, last).reshape(-1))
+@building.on_either()
+def _wide(xp: Any, col: Any, last: Any) -> Any:
+    return marked(xp, col, last).reshape(-1)
 
 
 @building.on_either(1, 2)

@@ -14,7 +14,6 @@ from jax.core import Tracer
 
 from jaxsparse_fmt._types import (
     as_floating,
-    floating_dtype,
     owned,
     readable_bytes,
     real_number,
@@ -103,13 +102,10 @@ def vectors(a: Any, name: str) -> Array:
 
     ValueError: neither one- nor two-dimensional. TypeError: not numeric.
     """
-    known = isinstance(a, jax.Array) and jax.dtypes.canonicalize_dtype(a.dtype, allow_extended_dtype=True) == a.dtype
-    if isinstance(a, np.ndarray):
-        floating_dtype(a.dtype, name)  # refuses text, and numbers that JAX cannot hold
-    a = a if known else owned(a)  # which takes 30 µs
+    a = as_floating(a, name)
     if a.ndim not in (1, 2):
         raise ValueError(f"{name} must be a vector of shape (n,), or several as columns (n, k); got {a.shape}")
-    return a if jnp.issubdtype(a.dtype, jnp.inexact) else a.astype(floating_dtype(a.dtype, name))
+    return a
 
 
 def nonempty(a: Any, name: str, needs: str) -> Array:
@@ -139,9 +135,13 @@ def linear_map(A: Any, n: int, name: str) -> Any:
     if name == "M" and tuple(shape) == (n,):
         return Diagonal(as_floating(A, "M"))
     if tuple(shape) != (n, n):
-        hint = f"; for a diagonal {name} pass lambda r: d * r" if tuple(shape) == (n,) else ""
-        hint = f", or ({n},) for a diagonal" if name == "M" else hint
-        hint = "; lsmr takes a rectangular A" if name == "A" and len(shape) == 2 and shape[0] == n else hint
+        hint = ""
+        if name == "M":
+            hint = f", or ({n},) for a diagonal"
+        elif tuple(shape) == (n,):
+            hint = f"; for a diagonal {name} pass lambda r: d * r"
+        elif name == "A" and len(shape) == 2 and shape[0] == n:
+            hint = "; lsmr takes a rectangular A"
         if manual := jax.sharding.get_abstract_mesh().manual_axes:
             hint += f"; inside shard_map over {manual} b is one device's piece: call the solver outside of shard_map"
         raise ValueError(f"{name} has shape {tuple(shape)}; a system with b of length {n} needs ({n}, {n}){hint}")

@@ -10,8 +10,6 @@ TEXTS = {name: (figures.ROOT / name).read_text(encoding="utf-8") for name in fig
 WORDS = {
     name: " ".join((figures.ROOT / name).read_text(encoding="utf-8").split()) for name in (*TEXTS, "docs/formats.md")
 }
-
-
 REFINED = ("refine", "refine, coarse space")
 
 

@@ -21,6 +21,15 @@ def system(seed: int = 0, format: str = "csr", dtype=np.float64):
     return S, jsf.from_scipy(S, format), jnp.asarray(b.astype(dtype))
 
 
+def test_narrow_values_solve_under_a_wide_vector():
+    S, A, b = system()
+    narrow = A.astype(np.float32)
+    sol = cg(narrow, b, rtol=1e-10)
+    assert sol.x.dtype == np.float64 and sol.success
+    exact = np.linalg.solve(S.toarray().astype(np.float32).astype(np.float64), b)
+    np.testing.assert_allclose(sol.x, exact, rtol=1e-7)
+
+
 def test_the_derivative_of_a_failed_solve_is_nan_and_not_zero():
     _, A, b = system()
     gradient = jax.grad(lambda d: cg(A.with_data(d), b).x.sum())(-A.data)

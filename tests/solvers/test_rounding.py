@@ -37,8 +37,8 @@ def test_a_tolerance_that_rounding_forbids_ends_with_a_success_of_a_small_backwa
     exact = backward_error(S, sol.x, b)
     for own in (A, lambda v: A @ v):
         assert 0.5 * exact <= float(sol.backward_error(own, b)) <= 5 * exact
-    assert "accurate" in sol.status.message
-    more = method(A, b, rtol=0)  # below eps; a recursion that falls on is not followed for long
+    assert "accurate" in sol.status.message and method(A, b, rtol=1e-9).status is Status.STAGNATION  # below eps: more
+    more = method(A, b, rtol=0)  # a recursion that falls on is not followed for long
     assert more.status is Status.STAGNATION and more.iterations <= 8 * sol.iterations
 
 
