@@ -158,17 +158,24 @@ def run(space: Space, method: Method, options: Options, system: System) -> tuple
             norms = recorded(loop.norms, jnp.where(moves, now.k, -1), now.norm)
             return loop._replace(work=work, k=now.k, norm=now.norm, code=now.code, norms=norms)
 
-        loop = Loop(work, outer.k, outer.norm.astype(goal.dtype), outer.ended, outer.norms, outer.best)
-        active, several = lambda loop: anyone(of(loop).active), steps(advance, options, unit, method.unrolled)
+        loop = Loop(work, outer.k, outer.norm.astype(goal.dtype), outer.ended, outer.norms, outer.best, outer.pace)
+        active, onward = lambda loop: anyone(of(loop).active), steps(advance, options, unit, method.unrolled)
+
+        def several(loop: Loop) -> Loop:
+            loop = onward(loop)
+            if limits.budget is None:
+                return loop
+            return stopping.paced(loop, of(loop).active, tolerance.astype(goal.dtype), limits.budget)
+
         # A refinement carries narrow vectors only, and computes many true residuals, each of which finds the best x.
         if inner is None and (method.iterate is x_of or method.least_squares):
             due = lambda loop: of(loop).active & stopping.is_due(rule, loop)  # noqa: E731
             looked = lambda loop: stopping.looked(rule, loop, at(loop), due(loop))  # noqa: E731
             until_due = lambda loop: active(loop) & ~anyone(due(loop))  # noqa: E731
-            onward = lambda loop: repeated(until_due, several, loop)  # noqa: E731
+            to_due = lambda loop: repeated(until_due, several, loop)  # noqa: E731
             # The host reads the condition of a GPU's loop, for some 30 µs; a look between steps costs less than two.
             often = options.steps_per_check == 1 or method.least_squares
-            loop = repeated(active, lambda loop: looked(onward(loop) if often else several(loop)), loop)
+            loop = repeated(active, lambda loop: looked(to_due(loop) if often else several(loop)), loop)
         else:
             loop = repeated(active, several, loop._replace(best=None))._replace(best=outer.best)
         new = stopping.judged(rule, at(loop), loop, outer)
@@ -183,7 +190,9 @@ def run(space: Space, method: Method, options: Options, system: System) -> tuple
     size, k = b_norm if x0 is None else space.norm(r), jnp.zeros(b_norm.shape, jnp.int32)
     norms = jnp.full((options.history_length, *k.shape), -1, size.dtype) if options.history_length else None
     direction = jnp.zeros_like(r, narrow) if method.keeps else None  # zeros are none
-    outer = Outer(x, r, size, k, k + RUNNING, k + RUNNING, recorded(norms, k, size), direction, Best(x, size, k))
+    best, of_narrow = Best(x, size, k), size.astype(jnp.finfo(narrow).dtype)
+    pace = None if limits.budget is None else stopping.Pace(k, of_narrow, of_narrow)
+    outer = Outer(x, r, size, k, k + RUNNING, k + RUNNING, recorded(norms, k, size), direction, best, pace)
     outer = lax.while_loop(lambda outer: anyone(outer.code == RUNNING), trip, mesh_axes.varying(outer, r))
     norms = outer.norms
     norms = norms if norms is None else jnp.where(norms < 0, norms, norms * unit)

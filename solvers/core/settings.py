@@ -159,7 +159,7 @@ def settled(settings: Any, given: Any, n: int, most: int, drop: float = 0.0) -> 
     """The loop's options, the adjoint, and the limits of the solve.
 
     Args:
-      settings: all `Settings`.
+      settings: all `Settings`, and perhaps a number `budget` (`Limits`).
       given: A and b; the solve runs where they lie.
       n, most: unknowns, and the iterations that a maxiter of None allows.
     """
@@ -169,7 +169,10 @@ def settled(settings: Any, given: Any, n: int, most: int, drop: float = 0.0) -> 
     context = steps, jax.dtypes.canonicalize_dtype(float), _in_preconditioner.get()
     # A number of norms is checked against the free memory each time.
     is_plain = all(type(v) in PLAIN for v in (*values, drop)) and type(settings["history"]) is not int
-    return (_settled_once if is_plain else _settled)(context, most, drop, *values)
+    options, adjoint, limits = (_settled_once if is_plain else _settled)(context, most, drop, *values)
+    if (budget := settings.get("budget")) is not None:
+        limits = limits._replace(budget=np.asarray(budget, np.float32))
+    return options, adjoint, limits
 
 
 def _settled(context: Any, most: int, drop: float, *values: Any) -> tuple[Options, Any, Limits]:

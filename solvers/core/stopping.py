@@ -36,6 +36,8 @@ class Limits(NamedTuple):
       drop: the true residual is computed whenever the recursion's has fallen by this factor; 0: only at its end.
       derivative_rtol, derivative_maxiter: for the systems that derivatives solve; None takes the solve's own number,
         since each number is copied to the device.
+      budget: steps that another way to solve the system would cost. A solve that seems to need more of them than that
+        ends with MAXITER (`paced`). None: no such rule, and nothing of it in the program.
     """
 
     rtol: Array
@@ -44,13 +46,14 @@ class Limits(NamedTuple):
     drop: Array
     derivative_rtol: Any = None
     derivative_maxiter: Any = None
+    budget: Any = None
 
     @property
     def of_derivative(self) -> Self:
         """Those of the systems that derivatives solve."""
         rtol = self.rtol if self.derivative_rtol is None else self.derivative_rtol
         maxiter = self.maxiter if self.derivative_maxiter is None else self.derivative_maxiter
-        return self._replace(rtol=rtol, atol=jnp.zeros_like(self.atol), maxiter=maxiter)
+        return self._replace(rtol=rtol, atol=jnp.zeros_like(self.atol), maxiter=maxiter, budget=None)
 
 
 class Best(NamedTuple):
@@ -59,6 +62,14 @@ class Best(NamedTuple):
     x: Array
     norm: Array  # of its residual, by recursion
     k: Array  # iterations when it was found, or when the solve last waited
+
+
+class Pace(NamedTuple):
+    """How fast a solve with a `budget` falls: its smallest norm so far, and the same as it was after `k` steps."""
+
+    k: Array
+    norm: Array
+    least: Array
 
 
 class Loop(NamedTuple):
@@ -70,6 +81,7 @@ class Loop(NamedTuple):
     code: Array  # RUNNING or how it ended
     norms: Any  # [history_length], by column too; None without history
     best: Any = None
+    pace: Any = None  # a `Pace`, if there is a budget
 
 
 class Outer(NamedTuple):
@@ -84,6 +96,7 @@ class Outer(NamedTuple):
     norms: Any
     direction: Any  # the last one, where the method keeps it
     best: Best
+    pace: Any = None
 
 
 class End(NamedTuple):
@@ -229,6 +242,23 @@ def looked(rule: Rule, loop: Loop, x: Array, due: Array) -> Loop:
     return loop._replace(code=jnp.where(ended, code, loop.code), best=best)
 
 
+def paced(loop: Loop, active: Array, tolerance: Array, budget: Array) -> Loop:
+    """The loop with its pace; MAXITER in all columns if one of them would take more than `budget` further steps.
+
+    The rate is that of the last half of all steps, first after budget / 2 steps and then whenever their number has
+    doubled. So a solve that does not fall wastes half of what the other way costs, and one that is predicted to end
+    within the budget goes on. At first twice the budget is allowed, since Krylov methods get faster.
+    """
+    k, norm, least = loop.pace
+    least = jnp.where(loop.norm < least, loop.norm, least)
+    due = active & (loop.k >= jnp.maximum(2 * k, budget / 4))
+    fall, rest = jnp.log(norm / least), jnp.log(least / tolerance)
+    allowed = jnp.where(loop.k < budget, 2, 1) * budget
+    is_slow = due & (loop.k >= budget / 2) & ~(rest * (loop.k - k) <= allowed * fall)
+    pace = Pace(jnp.where(due, loop.k, k), jnp.where(due, least, norm), least)
+    return loop._replace(code=jnp.where(active & anyone(is_slow), jnp.int32(Status.MAXITER), loop.code), pace=pace)
+
+
 def judged(rule: Rule, x: Array, loop: Loop, outer: Outer) -> Outer:
     """The solve at x by its true residual: RUNNING, or how it ended.
 
@@ -262,7 +292,7 @@ def judged(rule: Rule, x: Array, loop: Loop, outer: Outer) -> Outer:
     code = jnp.where(asymmetric & (code > 0) & (code != Status.NON_FINITE), Status.NOT_SYMMETRIC, code)
     is_worse = (code == Status.LEAST_SQUARES) & is_last & ~(now <= 1.1 * before)
     code = jnp.where(is_worse, Status.OUT_OF_RANGE, code).astype(jnp.int32)
-    new = Outer(x, r, now, loop.k, code, outer.ended, loop.norms, outer.direction, loop.best)
+    new = Outer(x, r, now, loop.k, code, outer.ended, loop.norms, outer.direction, loop.best, loop.pace)
     return returned(rule, new, outer, loop.code == WAITING, lost.real > 0)
 
 

@@ -14,11 +14,14 @@ import scipy.sparse.linalg as spla
 
 import jaxsparse_fmt as jsf
 from solvers import Status, direct, factorized, precond, solve
+from solvers.core.settings import DEFAULTS
+from solvers.core.solve import solve as of_method
 from solvers.host import Host
 from solvers.solve import SMALL
 from tests.lowering import quick_jit
 from tests.solvers.methods import neumann
 
+cg, minres, gmres = (sys.modules[f"solvers.{name}"] for name in ("cg", "minres", "gmres"))
 N = 60
 
 
@@ -190,6 +193,19 @@ def test_a_nan_is_found_at_once():
     A = jsf.from_scipy(tridiagonal())
     for sol in (solve(A.with_data(A.data.at[3].set(np.nan)), np.ones(N)), solve(A, np.full(N, np.inf))):
         assert sol.status is Status.NON_FINITE and len(sol.tried) == 1
+
+
+@pytest.mark.parametrize("method", [cg.METHOD, minres.METHOD, gmres.method(30)], ids=["cg", "minres", "gmres"])
+def test_a_solve_goes_on_while_its_rate_predicts_an_end_within_the_budget(method):
+    A = jsf.from_scipy(jsf.gallery.poisson(20, dim=2))
+    b = np.random.default_rng(0).standard_normal(A.shape[0])
+    run = lambda budget, b: of_method(method, A, b, None, DEFAULTS | {"rtol": 1e-8, "budget": budget})  # noqa: E731
+    whole = run(np.inf, b)
+    assert whole.success
+    assert run(whole.iterations, b).iterations == whole.iterations
+    early = run(20, b)
+    assert early.status is Status.MAXITER and 10 <= early.iterations <= 12
+    assert float(early.residual_norm) < np.linalg.norm(b)
 
 
 def of_data(A, b, **options):
