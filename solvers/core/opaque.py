@@ -156,7 +156,7 @@ def _batch(axis: Any, leaves: Leaves, dims: Leaves, *, rules: Rules, program: Cl
 def jvp(f: Callable[[Any], Any], primals: Any, tangents: Any) -> Any:
     """The tangent of f(primals) for tangents of which None stands for zero; None if all are None."""
     leaves, inside = jax.tree.flatten(primals)
-    given = jax.tree.leaves(tangents, is_leaf=lambda a: a is None)
+    given = inside.flatten_up_to(tangents)  # a field that is None in the primals is no leaf
     move = [i for i, t in enumerate(given) if t is not None]
 
     def of_moving(*moving: Any) -> Any:

@@ -1,0 +1,63 @@
+"""Derivatives of solves with sharded matrices, in every format that "auto" takes, against dense algebra."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxsparse_fmt as jsf
+from jaxsparse_fmt.core.matrix import FORMATS, SparseMatrix
+from solvers import cg
+from tests.distributed.problems import MESH
+from tests.lowering import QUICK
+from tests.marks import deep, few
+
+S = jsf.gallery.poisson((40,)).tocsr()
+ROW, COL = S.tocoo().coords
+B = np.cos(np.arange(40))
+MOVED = np.sin(np.arange(S.nnz)), np.cos(3 * np.arange(40))  # tangents of the entries and of b
+AUTO = [name for name, of in FORMATS.items() if of._footprints.__func__ is not SparseMatrix._footprints.__func__]
+
+
+def dense(data, b):
+    return jnp.linalg.solve(jnp.zeros(S.shape).at[ROW, COL].set(data), b)
+
+
+def derivatives(x_of, order):
+    """x, its vjp and its jvp by entries and b; with order 2 the derivatives of a gradient, forward and reverse."""
+
+    def loss(data, b):
+        return jnp.sum(jnp.sin(x_of(data, b)))
+
+    def found(data, b):
+        x, back = jax.vjp(x_of, data, b)
+        first = x, back(jnp.cos(x)), jax.jvp(x_of, (data, b), MOVED)[1]
+        if order == 1:
+            return first
+        gradient = jax.grad(loss, (0, 1))
+        along = lambda *given: sum(map(jnp.vdot, gradient(*given), MOVED))  # noqa: E731
+        return jax.jvp(gradient, (data, b), MOVED)[1], jax.grad(along, (0, 1))(data, b)
+
+    return found
+
+
+def agree(got, want, tolerance):
+    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=tolerance * np.abs(np.asarray(other)).max())
+
+
+# The derivatives of a derivative are the same rules again, so "auto" stands for all formats there.
+@pytest.mark.parametrize(("format", "order"), [*few([(f, 1) for f in AUTO], 2), deep("auto", 2)])
+def test_every_derivative_of_a_solve_is_that_of_dense_algebra(format, order):
+    A = jsf.shard(S, MESH, format=format)
+    program = jax.jit(
+        lambda A, *given: derivatives(lambda data, b: cg(A.with_data(data), b, rtol=1e-13).x, order)(*given),
+        compiler_options=QUICK,
+    )
+    agree(program(A, S.data, B), jax.jit(derivatives(dense, order))(S.data, B), 1e-7)
+
+
+def test_a_gradient_by_the_entries_of_what_auto_takes_needs_no_jit():
+    A = jsf.shard(S, MESH)
+    got = jax.grad(lambda data: cg(A.with_data(data), jnp.ones(40), rtol=1e-12).x.sum())(A.data)
+    agree(got, jax.grad(lambda data: dense(data, jnp.ones(40)).sum())(S.data), 1e-7)
