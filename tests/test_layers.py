@@ -38,7 +38,7 @@ ALLOWED = {
 SOLVERS_ALLOWED = {
     "solvers": {"jaxsparse_fmt.core.triangular"},
     "solvers.core.arguments": {"jaxsparse_fmt.formats.memory"},
-    "solvers.core.interrupts": {f"jaxsparse_fmt.kernels.{name}" for name in ("cpu.ffi", "backends.jax_versions")},
+    "solvers.core.interrupts": {"jaxsparse_fmt.kernels.backends.jax_versions"},
     "solvers.triangular": {"scipy", "jaxsparse_fmt.core.triangular"},
     "solvers.factors": {"scipy", "jaxsparse_fmt.core.triangular"},
     "solvers.host": {

@@ -1,4 +1,4 @@
-"""KeyboardInterrupt during a solve: Python raises it in the first thread alone, and not while that waits for XLA."""
+"""Ctrl-C during a solve: Python raises KeyboardInterrupt in the first thread, but not while that waits for XLA."""
 
 import contextlib
 import re
@@ -13,35 +13,36 @@ from jax.core import Tracer
 
 from jaxsparse_fmt._types import in_trace, is_on_cpu
 from jaxsparse_fmt.kernels.backends import jax_versions
-from jaxsparse_fmt.kernels.cpu import ffi
 
 SHORTEST, LONGEST, PART = 1e-5, 5e-3, 1 / 50  # seconds of a pause, and its part of the time waited so far
-GRACE = 1.0  # seconds for an interrupted program to end
 
 
-@contextlib.contextmanager
-def heeding() -> Iterator[Callable[[Any], Any]]:
-    """A context in which a compiled program is called: an interrupt ends it in the first thread, on one CPU.
+def run(program: Callable[..., Any], *arguments: Any) -> Any:
+    """Results of a compiled program. On one CPU, the first thread waits for them in Python, so that Ctrl-C raises.
 
-    It ends the program by an error of its native code. Several devices would wait for one another; there, and on GPUs,
-    Python raises KeyboardInterrupt when the program has ended. XLA reports the interrupt of a user's callback as an
-    error of its own. The context's function returns the results, complete where an interrupt can end the call.
+    KeyboardInterrupt then leaves the program to end in the background. On GPUs and on several devices the results
+    return at once, as those of any compiled program. XLA reports the interrupt of a user's callback as an error of
+    its own.
     """
-    thread = threading.current_thread()
-    raises = thread is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler
     try:
-        if not raises or jax.device_count() > 1:  # of all processes
-            yield lambda results: results
-            return
-        try:
-            ffi.look(thread.ident or 0)
-            yield _complete
-        finally:
-            ffi.look(0)
+        results = program(*arguments)
+        computed = [a for a in jax.tree.leaves(results) if not isinstance(a, Tracer)]
+        if _raises() and jax.device_count() == 1 and computed and is_on_cpu(computed[0]):
+            begin = time.perf_counter()
+            while not all(a.is_ready() for a in computed):
+                time.sleep(min(max(PART * (time.perf_counter() - begin), SHORTEST), LONGEST))
+            jax.block_until_ready(computed[0])  # raises the error of a program that failed
+        return results
     except Exception as error:  # of several classes, depending on whether XLA runs the program in a thread of its own
         if re.search(r"^KeyboardInterrupt\b", str(error), re.MULTILINE):
             raise KeyboardInterrupt from error
         raise
+
+
+def _raises() -> bool:
+    """Whether Ctrl-C raises KeyboardInterrupt in this thread."""
+    is_first = threading.current_thread() is threading.main_thread()
+    return is_first and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 _calls = False  # whether a solve calls the user now; another one inside such a call must not wait for it
@@ -59,33 +60,7 @@ def calling(options: Any) -> Iterator[None]:
         yield
         jax.effects_barrier()
     except KeyboardInterrupt:
-        jax_versions.forget_tokens()  # else the next program with callbacks may end as the interrupted one did
+        jax_versions.forget_tokens()  # else the next program with callbacks would wait for the interrupted one
         raise
     finally:
         _calls = False
-
-
-def _complete(results: Any) -> Any:
-    ffi.look(0)
-    computed = [a for a in jax.tree.leaves(results) if not isinstance(a, Tracer)]
-    if computed and is_on_cpu(computed[0]):
-        _wait(computed)
-    return results
-
-
-def _wait(results: list[Any]) -> None:
-    begin = time.perf_counter()
-    try:
-        for a in results:
-            while not a.is_ready():
-                time.sleep(min(max(PART * (time.perf_counter() - begin), SHORTEST), LONGEST))
-    except KeyboardInterrupt:
-        end = time.time() + GRACE
-        try:
-            ffi.halt(end)
-            while time.time() < end and not all(a.is_ready() for a in results):
-                time.sleep(LONGEST)
-        finally:
-            ffi.halt(0)
-        raise
-    jax.block_until_ready(results[0])  # raises the error of a program that failed

@@ -20,8 +20,7 @@ from jax.sharding import PartitionSpec
 from jaxsparse_fmt._types import pytree
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import Basis
-from solvers.core import arguments
-from solvers.core.interrupts import heeding
+from solvers.core import arguments, interrupts
 
 PROGRAMS = 64  # of which compiled solvers are kept; the least recently used is dropped
 
@@ -144,8 +143,7 @@ class Entry:
             if varied is not v:
                 v, own = varied, self._mapped(_traced_by_user, static, maps, varied)
             compiled, maps = jit(self._on_any_axes, *(f.program for f in own if isinstance(f, Function))), own
-        with heeding() as complete:
-            return complete(compiled(static, maps, basis, v, others))
+        return interrupts.run(compiled, static, maps, basis, v, others)
 
     def _mapped(self, make: Callable[[Any, Any], Any], static: Any, maps: tuple[Any, ...], v: Any) -> tuple[Any, ...]:
         """The maps, with make(function, vector like those that it takes) in place of each function."""

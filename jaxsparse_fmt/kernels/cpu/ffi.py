@@ -64,26 +64,14 @@ _lock = threading.RLock()
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 _broken: list[Exception] = []
 _table = np.zeros(len(KEYS), np.int64)  # the addresses of the kernels
-# Until when programs must end, in seconds of `time.time`; and the thread whose calls look for interrupts, or 0.
-_interrupts = np.zeros(2, np.int64)
-for _array in (_table, _interrupts):  # a program may still read them when Python has freed all modules
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(_array))
+# A program may still read it when Python has freed all modules.
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(_table))
 
 
 def works() -> bool:
     """Whether programs may call native code: XLA takes the handler, and Numba has compiled all that it was given."""
     with _lock:
         return _registered() and not _broken
-
-
-def halt(until: float) -> None:
-    """Calls of native code, of all threads, end their programs with an error until this `time.time`."""
-    _interrupts[0] = int(until)
-
-
-def look(thread: int) -> None:
-    """From now on native code that XLA runs in this thread, the first, ends its program on an interrupt; 0: in none."""
-    _interrupts[1] = thread
 
 
 def _ready(number: int) -> bool:
@@ -132,7 +120,7 @@ def _registered() -> bool:
     try:
         from jaxsparse_fmt.kernels.cpu import handler
 
-        module = handler.module(_table.ctypes.data, _interrupts.ctypes.data)
+        module = handler.module(_table.ctypes.data)
         address = machine_code.compiled(str(module), TARGET)
         jax.ffi.register_ffi_target(TARGET, capsule(address, None, None), platform="cpu")
     except Exception as error:

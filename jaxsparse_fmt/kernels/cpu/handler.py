@@ -22,16 +22,11 @@ and pattern; the sizes; and the piece.
 No Python runs between XLA's call and the address of a kernel: Python could raise KeyboardInterrupt there, which a C
 caller loses. So a kernel must be in the table when a program calls it; an empty place is an error in words.
 
-Python heeds an interrupt only when XLA returns. So a call of a solve that XLA runs in the first thread looks once a
-second whether one waits, and ends the program with an error; Python then raises KeyboardInterrupt. `ffi.halt` ends
-programs in other threads.
-
 XLA takes fresh memory for a large result, and the first write to each page of it costs more than a kernel's work on
 that page. So the handler asks Linux for huge pages there.
 """
 
 import contextlib
-import ctypes
 import mmap
 import sys
 from collections.abc import Callable, Iterator
@@ -59,16 +54,14 @@ BEYOND = (
     "the pointers of a sparse matrix lead beyond its entries, as after jax.tree.map over all its arrays; scale it by "
     "2 * A, and give it other numbers by A.with_data(data)"
 )
-HALTED = "an interrupt, Ctrl-C, has ended this program; call it again"
 NO_MEMORY = "no memory for a call of a native kernel"
 
 
-def module(table: int, interrupts: int) -> ir.Module:
+def module(table: int) -> ir.Module:
     """A module with the handler, the function `abi.TARGET`: (frame) -> an error of XLA, or 0.
 
     Args:
       table: the address of the addresses of the kernels, 0 for those that are not compiled.
-      interrupts: the address of `ffi._interrupts`.
     """
     made = ir.Module(TARGET)
     called = [("malloc", 1), ("free", 1), (YIELD, 0)] + [("madvise", 3)] * (sys.platform == "linux")
@@ -96,8 +89,6 @@ def module(table: int, interrupts: int) -> ir.Module:
     _answer_versions(code)
     with code.if_then(code.icmp_signed("!=", code.low(code.word(frame, 4)), WORD(abi.EXECUTE))):
         code.ret(WORD(0))
-    with code.if_then(code.icmp_signed("!=", code.call(_halts(made, interrupts), []), WORD(0))):
-        _refuse(code, scratch, HALTED, abi.CANCELLED)
     kernel = code.word(code.add(WORD(table), code.mul(size("kernel"), WORD(8))))
     with code.if_then(code.icmp_signed("==", kernel, WORD(0))):
         _refuse(code, scratch, UNMADE, abi.MISSING)
@@ -171,38 +162,6 @@ def _last_pointer(code: "_Code", scratch: Any) -> Any:
             place = code.inttoptr(code.add(data, code.mul(at, WORD(4))), HALF.as_pointer())
             code.put(scratch, code.sext(code.load(place), WORD))
     return code.word(scratch)
-
-
-def _halts(module: ir.Module, interrupts: int) -> ir.Function:
-    """A function: () -> not 0 if programs must end, or if an interrupt waits for Python in a solve of the first thread.
-
-    A look takes Python's lock, for which a call may wait 5 ms: hence once a second. It runs no Python.
-    """
-    code = _Code(module, "halts", 0)
-    if sys.platform == "win32":  # where the C library's clock has another name
-        code.ret(WORD(0))
-        return code.function
-
-    def python(name: str, *arguments: Any) -> Any:
-        return code.call_address(WORD(ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value), *arguments)
-
-    looked = ir.GlobalVariable(module, WORD, "looked")  # when, in seconds
-    looked.initializer, looked.linkage = WORD(0), "internal"
-    until, looks = (code.word(WORD(interrupts), k) for k in range(2))
-    now = code.call(_function(module, "time", 1), [WORD(0)])
-    with code.if_then(code.icmp_signed("<=", now, until)):
-        code.ret(WORD(1))
-    is_first = code.icmp_signed("==", python("PyThread_get_thread_ident"), looks)
-    with code.if_then(code.and_(code.icmp_signed("!=", now, code.load(looked)), is_first)):
-        code.store(now, looked)
-        state = code.low(python("PyGILState_Ensure"))
-        waits = code.icmp_signed("!=", code.low(python("PyOS_InterruptOccurred")), WORD(0))
-        with code.if_then(waits):
-            python("PyErr_SetInterrupt")  # since the look has forgotten it
-        python("PyGILState_Release", state)
-        code.ret(code.zext(waits, WORD))
-    code.ret(WORD(0))
-    return code.function
 
 
 class _Code(ir.IRBuilder):

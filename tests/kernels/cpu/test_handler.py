@@ -2,13 +2,10 @@
 
 import ctypes
 import itertools
-import time
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt.kernels.cpu import abi, ffi, machine_code
@@ -30,7 +27,7 @@ def registered(monkeypatch, **constants) -> None:
     with monkeypatch.context() as changed:
         for constant, value in constants.items():
             changed.setattr(abi, constant, value)
-        module = handler.module(ffi._table.ctypes.data, ffi._interrupts.ctypes.data)
+        module = handler.module(ffi._table.ctypes.data)
     address = machine_code.compiled(str(module), abi.TARGET)
     capsule = ctypes.pythonapi.PyCapsule_New
     jax.ffi.register_ffi_target(f"{abi.TARGET}_{next(NAMES)}", capsule(address, None, None), platform="cpu")
@@ -122,21 +119,6 @@ def test_index_arrays_of_any_content_end_no_process():
     """What glibc's allocator would notice: it fills freed memory, and checks its lists."""
     layouts = ["csr", "dia"]
     assert printed("-c", CHANGED, *layouts, MALLOC_PERTURB_="165", MALLOC_CHECK_="3").split() == layouts
-
-
-def test_a_halted_program_ends_with_an_error_and_the_next_is_right():
-    A = jsf.from_scipy(S, "csr", backend="numba")
-    powers = jax.jit(lambda A, x: lax.fori_loop(0, 5, lambda _, x: A @ x, x))
-    expected = powers(A, jnp.asarray(X))
-    try:
-        ffi.halt(time.time() + 600)
-        for call in (lambda: powers(A, jnp.asarray(X)), lambda: cg(A, X).x):
-            with pytest.raises(Exception, match="an interrupt, Ctrl-C, has ended this program; call it again"):
-                jax.block_until_ready(call())
-    finally:
-        ffi.halt(0)
-    np.testing.assert_array_equal(powers(A, jnp.asarray(X)), expected)
-    assert np.linalg.norm(S @ np.asarray(cg(A, X).x) - X) <= 1e-5 * np.linalg.norm(X)
 
 
 def test_an_interrupt_whenever_code_is_linked_leaves_the_next_call_right(monkeypatch):
