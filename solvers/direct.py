@@ -202,8 +202,10 @@ def solved(A: Any, b: Any, x0: Any, settings: Any) -> Solution:
     sol = solve(METHOD, A, b, x0, settings | own)
     if not arguments.is_traced(sol.code) and bool(np.all(sol.success)):
         return sol
-    finite = jnp.isfinite(_size(F.A)) & jnp.all(jnp.isfinite(b), axis=0)
-    condition = lax.cond(jnp.all(sol.success), lambda _: jnp.zeros_like(_size(F.A)), _condition, lax.stop_gradient(F))
+    finite = jnp.isfinite(matrix_norm(F.A)) & jnp.all(jnp.isfinite(b), axis=0)
+    condition = lax.cond(
+        jnp.all(sol.success), lambda _: jnp.zeros_like(matrix_norm(F.A)), _condition, lax.stop_gradient(F)
+    )
     singular = finite & ~(condition * jnp.finfo(condition.dtype).eps < 0.1)
     singular &= ~jnp.asarray(sol.success)
     return dataclasses.replace(sol, code=jnp.where(singular, jnp.int32(Status.SINGULAR), sol.code))
@@ -220,7 +222,7 @@ def reachable(rtol: Any, A: Any, b: Array) -> Any:
     return jnp.maximum(rtol, eps) if arguments.is_traced(rtol) else max(float(rtol), eps)
 
 
-def _size(A: Any) -> Array:
+def matrix_norm(A: Any) -> Array:
     """‖A‖₁."""
     absolute = abs(A)
     return jnp.max(absolute.T @ jnp.ones(A.shape[0], absolute.dtype))
@@ -242,4 +244,4 @@ def _condition(F: Factorized) -> Array:
     _, size = lax.fori_loop(0, CONDITION_STEPS, better, (start, jnp.zeros((), start.real.dtype)))
     i = jnp.arange(n, dtype=start.real.dtype)
     ramp = (jnp.where(i % 2 == 0, 1, -1) * (1 + i / max(n - 1, 1))).astype(F.dtype)
-    return _size(F.A) * jnp.maximum(size, 2 * one_norm(inverse(ramp)) / (3 * n))
+    return matrix_norm(F.A) * jnp.maximum(size, 2 * one_norm(inverse(ramp)) / (3 * n))

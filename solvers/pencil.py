@@ -18,9 +18,11 @@ from jaxsparse_fmt._types import pytree
 from solvers import factors
 from solvers.core import arguments
 from solvers.core.space import norm
-from solvers.direct import Factorized, factorized
+from solvers.direct import Factorized, factorized, matrix_norm
 from solvers.precond import _checks as checks
 from solvers.solution import SolverError, Status
+
+TRUE = 1000  # times eps·(‖A‖ + |λ|·‖M‖)·‖v‖: the residual norm of A·v − λ·M·v that is allowed with sigma
 
 
 @pytree
@@ -126,7 +128,11 @@ def _returned(A: Any, M: Any, sigma: Any, inner: Any, found: Any) -> Any:
         values = sigma + 1 / values
         order = jnp.argsort(values)
         values, X = values[order], X[:, order]
-    residuals = A @ X - values * (X if M is None else M @ X)
-    return dataclasses.replace(
-        found, eigenvalues=values, eigenvectors=X, residual_norms=lax.stop_gradient(norm(residuals))
-    )
+    residuals = lax.stop_gradient(norm(A @ X - values * (X if M is None else M @ X)))
+    code = found.code
+    if sigma is not None:
+        # Rounding in products with the inverse hides other pairs if sigma is nearly an eigenvalue.
+        scale = matrix_norm(A) + jnp.abs(values) * (1 if M is None else matrix_norm(M))
+        is_true = residuals <= TRUE * jnp.finfo(values.dtype).eps * lax.stop_gradient(scale * norm(X))
+        code = jnp.where((code == Status.CONVERGED) & ~jnp.all(is_true), jnp.int32(Status.STAGNATION), code)
+    return dataclasses.replace(found, eigenvalues=values, eigenvectors=X, code=code, residual_norms=residuals)

@@ -144,3 +144,13 @@ def test_what_svds_cannot_take_is_refused():
         svds(sp.csr_array(np.eye(5)), 2)
     with pytest.raises(ValueError, match=r"k must be below 1, the shorter side of A; got 1.* jnp\.linalg\.svd"):
         svds(np.ones((3, 1)), 1)
+
+
+@pytest.mark.parametrize("sigma", [0.0, 1e-12, -1e-5])
+def test_no_pairs_near_a_singular_shift_are_wrong_and_converged(sigma):
+    """Neumann's Laplacian on 20 × 18 points, whose least eigenvalue is 0."""
+    ends = lambda n: sp.diags_array([1.0, *[2.0] * (n - 2), 1.0]) - sp.eye_array(n, k=1) - sp.eye_array(n, k=-1)  # noqa: E731
+    S = sp.csr_array(sp.kronsum(ends(20), ends(18)))
+    sol = eigsh(jsf.from_scipy(S, "csr"), 4, sigma=sigma)
+    error = np.max(abs(sol.eigenvalues - np.linalg.eigvalsh(S.toarray())[:4]))
+    assert error <= 1e-12 or not sol.success
