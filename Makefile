@@ -108,7 +108,7 @@ $(CREATED):
 	@touch $@
 
 # A stamp comes last, so that an interrupted installation is taken up again. The demo needs less than the tests.
-$(RUNNABLE): $(CREATED) pyproject.toml jaxsparse_fmt/cli/command.py
+$(RUNNABLE): $(CREATED) pyproject.toml
 	@echo 'Installing jaxsparse with JAX for $(ACCELERATOR) into $(VENV)'
 	$(BIN)/python -m pip install --editable '.[plot$(WHEELS)]'
 	@touch $@

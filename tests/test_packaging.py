@@ -1,5 +1,6 @@
 """What pyproject.toml promises: extras that exist, and packages that install away from the repository."""
 
+import os
 import pathlib
 import re
 import subprocess
@@ -39,8 +40,11 @@ SMOKE = """
 import sys
 import numpy as np
 import jaxsparse_fmt as jsf
+import jaxsparse as js
+from jaxsparse.precond import jacobi
 from solvers import cg, precond
-assert all(m.__file__.startswith(sys.prefix) for m in (jsf, precond)), jsf.__file__
+assert js.cg is cg and jacobi is precond.jacobi and js.__version__ == jsf.__version__
+assert all(m.__file__.startswith(sys.prefix) for m in (js, jsf, precond)), jsf.__file__
 A = jsf.from_scipy(jsf.gallery.poisson(8))
 np.testing.assert_allclose(A @ np.ones(512, np.float32), A.to_scipy() @ np.ones(512), atol=1e-5)
 cg(A, np.ones(512), M=precond.jacobi(A), rtol=1e-4).raise_for_status()
@@ -68,7 +72,7 @@ def test_the_wheel_of_the_sdist_is_that_of_the_repository(built):
     assert direct.namelist() == again.namelist()
     assert [info.CRC for info in direct.infolist()] == [info.CRC for info in again.infolist()]
     assert {name.split("/")[0] for name in direct.namelist()} == {
-        "jaxsparse.py",
+        "jaxsparse",
         "jaxsparse_fmt",
         "solvers",
         f"jaxsparse-{jsf.__version__}.dist-info",
@@ -87,11 +91,12 @@ def test_a_distribution_works_in_an_empty_environment(source, built, tmp_path):
     subprocess.run(pip, check=True, capture_output=True)
     (site,) = home.glob("lib/python*/site-packages")
     (site / "dependencies.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
+    away = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     for command in (
         [python, "-c", SMOKE],
         [str(home / "bin/jaxsparse"), "doctor"],
-        [str(home / "bin/jaxsparse"), "info", "small.mtx"],
+        [python, "-m", "jaxsparse", "info", "small.mtx"],
     ):
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        done = subprocess.run(command, cwd=tmp_path, env=away, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
     assert "512" in done.stdout
