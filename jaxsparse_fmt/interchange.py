@@ -58,9 +58,8 @@ def from_bcoo(B: Any, format: str = "auto", dtype: Any = None, **options: Any) -
         )
     if not isinstance(data, Tracer):
         if B.indices_sorted and B.unique_indices and not is_on_cpu(data):
-            indices = B.indices if is_bcsr else B.indices[:, 1]
-            indptr = B.indptr if is_bcsr else row_pointers(B.indices[:, 0], B.shape[0])
-            return _on_device(CsrArrays(data, indices, indptr, B.shape), format, dtype, **options)
+            with concrete():
+                return _on_device(_without_padding(B), format, dtype, **options)
         data = np.asarray(data)
     col = np.asarray(B.indices)
     if is_bcsr:
@@ -151,6 +150,34 @@ def _on_device(given: CsrArrays, format: str, dtype: Any, **options: Any) -> Spa
         )
     csr = CsrArrays(data, indices.astype(jnp.int32), indptr.astype(index_dtype(nnz)), shape)
     return convert.from_arrays(csr, format, dtype, **options)
+
+
+def _without_padding(B: Any) -> CsrArrays:
+    """The arrays of a BCOO or BCSR on its device, without the entries whose indices are out of range."""
+    row, col, live, count = _rows_and_columns(B)
+    data, count = B.data, int(count)
+    if count < data.shape[0]:
+        data, row, col = _taken(count, live, data, row, col)
+    return CsrArrays(data, col, row_pointers(row, B.shape[0]), B.shape)
+
+
+@jax.jit
+def _rows_and_columns(B: Any) -> tuple[Array, Array, Array, Array]:
+    """Row and column of each entry, whether they lie in the matrix, and how many do."""
+    if type(B).__name__ == "BCSR":
+        number = jnp.arange(B.indices.shape[0], dtype=B.indptr.dtype)
+        row, col = jnp.searchsorted(B.indptr[1:], number, side="right").astype(B.indices.dtype), B.indices
+    else:
+        row, col = B.indices[:, 0], B.indices[:, 1]
+    live = (row < B.shape[0]) & (col < B.shape[1])
+    return row, col, live, jnp.sum(live)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _taken(count: int, live: Array, *arrays: Array) -> list[Array]:
+    """The `count` numbers of each array that are `live`."""
+    (at,) = jnp.nonzero(live, size=count)
+    return [a[at] for a in arrays]
 
 
 @functools.partial(jax.jit, static_argnums=2)

@@ -11,6 +11,7 @@ from jax.core import Tracer
 from jax.experimental import sparse
 
 import jaxsparse_fmt as jsf
+from jaxsparse_fmt import interchange
 from tests.marks import few
 from tests.test_convert import aligned
 from tests.zoo import ALL, CASES, FIRST_LAYOUTS
@@ -83,6 +84,23 @@ def test_from_bcoo_under_jit_sums_duplicates_and_differentiates(layout):
     got, gradient = both(DATA)
     np.testing.assert_array_equal(got, DENSE)
     np.testing.assert_array_equal(gradient, [12, 6, 1, 6, 0])  # padding takes none
+
+
+@pytest.mark.parametrize("kind", ["BCOO", "BCSR"])
+@pytest.mark.parametrize("nse", [4, 7])
+def test_is_padding_left_out_on_an_accelerator_too(kind, nse, monkeypatch):
+    monkeypatch.setattr(interchange, "is_on_cpu", lambda a: False)
+    dense = np.diag([2.0, 3, 0, 4]) + np.diag([1.0], k=3)
+    B = sparse.BCOO.fromdense(jnp.asarray(dense), nse=nse)
+    if kind == "BCSR":
+        R = sparse.BCSR.from_bcoo(B)
+        arrays = R.data, R.indices, R.indptr
+        B = sparse.BCSR(arrays, shape=R.shape, indices_sorted=True, unique_indices=True)
+    assert B.indices_sorted and B.unique_indices and B.nse == nse
+    A = jsf.from_bcoo(B)
+    assert A.nnz == 4
+    np.testing.assert_array_equal(A.todense(), dense)
+    np.testing.assert_array_equal(jax.jit(lambda x: jsf.from_bcoo(B, "csr") @ x)(np.arange(4.0)), dense @ np.arange(4))
 
 
 def test_traced_indices_are_refused_with_the_cure():

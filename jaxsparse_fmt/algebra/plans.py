@@ -143,10 +143,22 @@ def _sums(terms: Any, values: Array, x: Any) -> Array:
     return form.product(terms, values, x)
 
 
-@functools.partial(jax.jit, static_argnums=0)
 @standard_promotion
 def _combined(combine: Any, a: Array, left: Array | None, b: Array, right: Array | None) -> Array:
-    return combine(*(v if at is None else take(v, at) for v, at in ((a, left), (b, right))))
+    if combine in (operator.add, operator.sub, operator.mul):
+        return _known_combined(combine, a, left, b, right)
+    # A function that the caller makes anew at each call would compile at each call.
+    return combine(*_met(a, left, b, right))
+
+
+def _met(a: Array, left: Array | None, b: Array, right: Array | None) -> tuple[Array, Array]:
+    """The entry of A and of B at each entry of the result, 0 for a missing one."""
+    return (a if left is None else take(a, left)), (b if right is None else take(b, right))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _known_combined(combine: Any, a: Array, left: Array | None, b: Array, right: Array | None) -> Array:
+    return combine(*_met(a, left, b, right))
 
 
 # ------------------------------------------------------------------------------------------------------ public plans

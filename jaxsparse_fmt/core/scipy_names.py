@@ -80,13 +80,16 @@ class ScipyNames:
         return self._each(lambda values: values.astype(dtype))
 
     def __mul__(self, scalar: Any) -> Self:
+        """A times a number. If it is not finite, stored zeros stay zero, since padding is zero."""
         if np.ndim(scalar) != 0:
             raise TypeError(
                 "A * scales by one number; the product with a vector or a matrix is A @ x, and the product entry by "
                 "entry of two matrices A.multiply(B)"
             )
         self._agree(factor=scalar)
-        return self._each(lambda values: values * scalar)
+        if not isinstance(scalar, jax.Array) and np.isfinite(scalar):
+            return self._each(lambda values: values * scalar)
+        return self._each(lambda values: _times(values, scalar))
 
     __rmul__ = __mul__
 
@@ -285,6 +288,12 @@ def spmv(A: Any, x: Any, y: Any = None, alpha: Any = 1.0, beta: Any = 0.0) -> Ar
     if isinstance(beta, Tracer):  # finite numbers of y stay, for the derivative with respect to beta
         y = jnp.where((beta == 0) & ~jnp.isfinite(y), 0, y)
     return product + beta * y
+
+
+@jax.jit
+def _times(values: Array, scalar: Any) -> Array:
+    """values·scalar; 0 where a value is 0 and the scalar is not finite, whose product would be NaN."""
+    return values * jnp.where((values == 0) & ~jnp.isfinite(scalar), 0, scalar)
 
 
 def _conjugate(a: Array) -> Array:

@@ -236,6 +236,17 @@ def test_slices_sums_and_products_of_new_sizes_compile_nothing_on_a_cpu(format, 
     assert compiled() == before
 
 
+def test_does_a_plan_with_a_new_function_of_the_same_operations_compile_nothing(compiled):
+    A, B = (jsf.from_scipy(random(31, 31, 0.1), "csr") for _ in range(2))
+    plan = jsf.plan.add(A, B)
+    results = []
+    for _ in range(2):
+        before = compiled()
+        results.append(plan(A, B, lambda a, b: a * a - 2 * b).data)
+    assert compiled() == before
+    np.testing.assert_array_equal(*results)
+
+
 @pytest.mark.parametrize("where", ["device"], indirect=True)
 @pytest.mark.parametrize("format", ["csr", "dia", "sell"])
 def test_slices_and_the_first_sum_of_a_size_on_a_device_compile_nothing_and_equal_the_second(

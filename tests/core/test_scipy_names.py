@@ -133,6 +133,19 @@ def test_does_a_transpose_have_the_entries_and_sizes_of_one(layout, rng):
         A.T.with_data(np.ones(60))
 
 
+@pytest.mark.parametrize("layout", few(FIRST_LAYOUTS, 4), ids=str)
+def test_does_padding_stay_out_of_products_after_a_scaling_by_infinity(layout):
+    """All formats but the compressed ones pad this matrix; the quick tests ask "dia" and "bsr" in any case."""
+    S = sp.csr_array(np.array([[1.0, 2, 0], [3, 4, 0], [0, 0, 5]]))
+    for kind in {layout, Layout("dia"), Layout("bsr", (("block_shape", (2, 2)),))}:
+        A = kind.of(S)
+        scaled = [A * np.inf, A / 0, A * jnp.asarray(np.inf), jax.jit(lambda A, s: A * s)(A, np.inf)]
+        for B in scaled:
+            np.testing.assert_array_equal(B @ np.ones(3), np.full(3, np.inf))
+            np.testing.assert_array_equal(B.T @ np.ones(3), np.full(3, np.inf))
+            np.testing.assert_array_equal(B.data, np.full(5, np.inf))
+
+
 @sides
 @some
 def test_does_a_copy_survive_the_donation_of_the_matrix(layout, side):
