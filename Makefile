@@ -78,8 +78,9 @@ bench: $(INSTALLED)
 SITE := build/docs
 SITE_INSTALLED := $(SITE)/.installed
 
+# Its programs take little time to run, so XLA compiles them with less effort.
 docs: $(SITE_INSTALLED)
-	JAX_PLATFORMS=cpu $(SITE)/venv/bin/python docs/assemble.py $(SITE)/source
+	JAX_PLATFORMS=cpu XLA_FLAGS="$(LESS) $$XLA_FLAGS" $(SITE)/venv/bin/python docs/assemble.py $(SITE)/source
 	$(SITE)/venv/bin/sphinx-build -W --keep-going -q -c docs $(SITE)/source $(SITE)/html
 	$(SITE)/venv/bin/python docs/check_links.py $(SITE)/html
 	@echo 'The site begins at $(SITE)/html/index.html'

@@ -6,6 +6,7 @@ and a link to a file that is not there is an error.
 """
 
 import ast
+import functools
 import inspect
 import json
 import os
@@ -22,6 +23,7 @@ ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
 import pictures  # noqa: E402
+from kept import kept  # noqa: E402
 
 import jaxsparse_fmt as jsf  # noqa: E402
 import solvers  # noqa: E402
@@ -84,6 +86,9 @@ API: dict[str, tuple[str, dict[types.ModuleType, str]]] = {
     ),
 }
 FOLDERS = {"jaxsparse_fmt/formats": "which-format.md", "benchmarks/results": "results.md"}
+DRAWS = "savefig(sys.argv[1])"  # in an example that draws into the file that it is given
+# What the list of results shows of a header that has it; one computed from other tables ran on no device.
+OF_HEADER = {"device": "{}", "jax": "JAX {}", "tables": "computed from {}"}
 LINK = re.compile(r"(!?\[[^\]]*\]\()([^)#\s]*)(#[^)\s]*)?\)")
 CODE = re.compile(r"(```.*?```)", re.DOTALL)
 CALL = re.compile(r"^    (python .*)$", re.MULTILINE)
@@ -137,7 +142,11 @@ def linked(text: str, path: str, page: str, copied: set[str]) -> str:
 
 def generated(name: str) -> str:
     """The text that stands for `<!-- generated: NAME -->`."""
-    return "\n".join(GENERATED[name]())
+    if name not in LONG:
+        return "\n".join(GENERATED[name]())
+    write = lambda folder: (folder / "text.md").write_text("\n".join(GENERATED[name]()), encoding="utf-8")  # noqa: E731
+    sources = [Path(__file__), ROOT / LONG[name]]
+    return (kept(f"part_{name}", sources, write) / "text.md").read_text(encoding="utf-8")
 
 
 def picture(name: str, alt: str) -> Iterator[str]:
@@ -201,10 +210,12 @@ def results() -> list[Path]:
 
 
 def of_results() -> Iterator[str]:
+    """A line for each file of results: its date, and what its header tells of device, versions and sources."""
     for path in results():
         header = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))["header"]
-        page = page_of(path.relative_to(ROOT).as_posix())
-        yield f"- [{path.stem}]({page}): {header['date']}, {header['device']}, JAX {header['jax']}"
+        about = [header.get("date", path.stem[: len("2026-11-27")])]  # a name begins with its date
+        about += [text.format(header[key]) for key, text in OF_HEADER.items() if key in header]
+        yield f"- [{path.stem}]({page_of(path.relative_to(ROOT).as_posix())}): {', '.join(about)}"
 
 
 GENERATED = {
@@ -215,6 +226,8 @@ GENERATED = {
     "memory": of_memory,
     "results": of_results,
 }
+# Parts that take seconds, and the file that makes their figures.
+LONG = {"reductions": "examples/data_reduction.py", "memory": "tests/models/test_papers.py"}
 
 
 def reference(title: str, named: dict[types.ModuleType, str]) -> str:
@@ -234,16 +247,24 @@ def reference(title: str, named: dict[types.ModuleType, str]) -> str:
     return "\n".join(lines)
 
 
+def run_example(path: Path, folder: Path) -> None:
+    """Runs an example, and writes what it prints and what it draws into `folder`."""
+    command = [sys.executable, str(path)]
+    if DRAWS in path.read_text("utf-8"):
+        command.append(str(folder / "picture.png"))
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{path.name} failed:\n{done.stderr}")
+    (folder / "printed.txt").write_text(done.stdout, encoding="utf-8")
+
+
 def example(path: Path, pictures: Path) -> str:
     """The page of an example: its prose, what it prints here, its picture, and its code behind the prose."""
     source = path.read_text("utf-8")
     title, _, about = (ast.get_docstring(ast.parse(source)) or "").partition("\n")
+    outputs = kept(f"example_{path.stem}", [path], functools.partial(run_example, path))
     drawn = pictures / f"example_{path.stem}.png"
-    draws = "savefig(sys.argv[1])" in source
-    command = [sys.executable, str(path), *[str(drawn)] * draws]
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{path.name} failed:\n{done.stderr}")
+    draws = (outputs / "picture.png").exists()
     lines = [
         f"# {path.stem.replace('_', ' ').capitalize()}",
         "",
@@ -254,11 +275,12 @@ def example(path: Path, pictures: Path) -> str:
         "## Output",
         "",
         "```text",
-        done.stdout,
+        (outputs / "printed.txt").read_text(encoding="utf-8"),
         "```",
         "",
     ]
     if draws:
+        shutil.copy(outputs / "picture.png", drawn)
         lines += [f"![what it draws](../pictures/{drawn.name})", ""]
     return "\n".join([*lines, "## Program", "", "```python", source.split('"""', 2)[2].lstrip(), "```", ""])
 
@@ -277,7 +299,8 @@ def assemble(folder: Path) -> None:
         text = re.sub(r"<!-- generated: (.*?) -->", lambda m: generated(m[1]), (ROOT / path).read_text("utf-8"))
         text = text if text.startswith("#") else f"# {Path(path).stem.replace('_', ' ')}\n\n{text}"
         pages[page] = text if path == "docs/results.md" else linked(text, path, page, copied)
-    pictures.main(folder / "pictures")
+    drawn = kept("pictures", [Path(pictures.__file__)], pictures.main)
+    shutil.copytree(drawn, folder / "pictures")
     examples = sorted((ROOT / "examples").glob("*.py"))
     with ThreadPoolExecutor(CORES) as pool:
         texts = pool.map(lambda path: example(path, folder / "pictures"), examples)

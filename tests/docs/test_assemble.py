@@ -31,6 +31,14 @@ def test_a_link_to_a_missing_file_is_an_error():
         assemble.linked("[x](nowhere.md)", "README.md", "index.md", set())
 
 
+def test_every_table_of_results_is_listed_with_its_date_and_where_its_figures_come_from():
+    paths, lines = assemble.results(), assemble.generated("results").splitlines()
+    assert len(lines) == len(paths)
+    for path, line in zip(paths, lines, strict=True):
+        assert line.startswith(f"- [{path.stem}](results/{path.stem}.md): {path.stem[:10]}, "), line
+        assert " JAX " in line or " computed from " in line, line
+
+
 def test_every_page_of_docs_is_in_the_menu_once():
     menu = [*assemble.LEARN.split(), *assemble.DEPTH.split(), *assemble.PROJECT.split(), "reference"]
     pages = sorted(path.stem for path in (assemble.ROOT / "docs").glob("*.md"))
