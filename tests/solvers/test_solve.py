@@ -114,6 +114,21 @@ def test_the_direct_method_tells_as_direct_does(transformed):
     assert sol.status is Status.MAXITER and sol.iterations == 0 and np.all(np.asarray(sol.x) == 0)
 
 
+@pytest.mark.parametrize("power, status", [(2, Status.ROUNDED), (6, Status.SINGULAR)])
+def test_the_host_also_ends_direct_solves_that_miss_the_tolerance(monkeypatch, power, status):
+    S = sp.csr_array(sp.linalg.matrix_power(tridiagonal(300, middle=2.0), power))
+    b = np.random.default_rng(0).standard_normal(300)
+    monkeypatch.setattr(sys.modules["solvers.direct"], "solve", None)  # the compiled loop
+    sol = direct(jsf.from_scipy(S), b, rtol=1e-15)
+    assert sol.status is status and sol.residual_norm <= np.linalg.norm(b)
+    np.testing.assert_allclose(residual(S, b, sol.x) * np.linalg.norm(b), sol.residual_norm, rtol=0.1)
+    exact = np.linalg.solve(S.toarray(), b)
+    if status is Status.ROUNDED:
+        np.testing.assert_allclose(sol.x, exact, rtol=1e-5)
+    several = direct(jsf.from_scipy(S), np.stack([b, S @ b, 0 * b], axis=1), rtol=1e-9)
+    assert several.status[2] == Status.CONVERGED and np.all(np.asarray(several.x)[:, 2] == 0)
+
+
 def test_solutions_of_several_methods_are_one_pytree():
     A, b = jsf.from_scipy(tridiagonal()), np.ones(N)
     step = lambda sol, method: (solve(A, b + sol.x, method=method), sol.iterations)  # noqa: E731
