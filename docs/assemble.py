@@ -66,7 +66,7 @@ API: dict[str, tuple[str, dict[types.ModuleType, str]]] = {
         },
     ),
     "api-eigenpairs": ("Eigenpairs", {solvers: "eigsh svds lobpcg EigenSolution SingularSolution"}),
-    "api-devices": ("Many devices", {jsf: "shard shard_from_rows boxes ShardedMatrix save_rows saved_rows"}),
+    "api-devices": ("Many devices", {jsf: "shard shard_from_rows boxes ShardedMatrix"}),
     "api-formats": (
         "Choose a format",
         {

@@ -7,10 +7,12 @@ On every host, with the address of the first one and a free port of its:
 
 Slurm and Open MPI tell JAX all three: `srun python examples/multi_host.py --launched`. To try it on one machine, start
 both in two shells with 127.0.0.1 for the address. Without these options one process runs alone.
-With --saved each process reads its rows of a matrix that `jsf.save_rows` wrote, from a folder that all processes see.
+With --saved each process reads its rows of a matrix from a folder that all processes see: files of
+`scipy.sparse.save_npz`, each a block of the next rows, named by its first row, such as 000065536.npz.
 """
 
 import argparse
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -34,13 +36,22 @@ def poisson_rows(n: int, start: int, stop: int) -> sp.csr_array:
     return sp.csr_array((data[inside], col[inside], indptr), shape=(stop - start, n**3))
 
 
+def saved_rows(folder: Path, start: int, stop: int) -> sp.csr_array:
+    """Rows start to stop of the blocks in a folder; no other block is read."""
+    files = sorted(folder.glob("*.npz"), key=lambda file: int(file.stem))
+    first = np.array([int(file.stem) for file in files])
+    used = range(np.searchsorted(first, start, "right") - 1, max(np.searchsorted(first, stop), 1))
+    rows = sp.vstack([sp.load_npz(files[k]) for k in used], format="csr")
+    return rows[start - first[used[0]] : stop - first[used[0]]]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--coordinator", metavar="ADDRESS:PORT")
     parser.add_argument("--processes", type=int)
     parser.add_argument("--process", type=int)
     parser.add_argument("--launched", action="store_true", help="by srun or mpirun")
-    parser.add_argument("--saved", metavar="FOLDER", help="a symmetric positive definite matrix, of jsf.save_rows")
+    parser.add_argument("--saved", type=Path, metavar="FOLDER", help="a symmetric positive definite matrix")
     parser.add_argument("--n", type=int, default=N)
     args = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
@@ -48,14 +59,14 @@ def main() -> None:
         jax.distributed.initialize(args.coordinator, args.processes, args.process)
 
     mesh = jax.make_mesh((jax.device_count(),), ("rows",))
-    saved, made = jsf.saved_rows(args.saved) if args.saved else None, []
-    n = saved.shape[0] if saved else args.n**3
+    made = []
+    n = saved_rows(args.saved, 0, 0).shape[1] if args.saved else args.n**3
 
     def rows_of(start: int, stop: int) -> sp.csr_array:
         made.append(stop - start)
-        return saved(start, stop) if saved else poisson_rows(args.n, start, stop)
+        return saved_rows(args.saved, start, stop) if args.saved else poisson_rows(args.n, start, stop)
 
-    A = jsf.shard_from_rows(rows_of, n, mesh, starts=saved and saved.starts(jax.device_count()))
+    A = jsf.shard_from_rows(rows_of, n, mesh)
     b = A @ jnp.ones(n)
     sol = solvers.cg(A, b, rtol=1e-10)
     sol.raise_for_status()

@@ -53,8 +53,6 @@ if TYPE_CHECKING:
     from jaxsparse_fmt.distributed import (
         ShardedMatrix,
         boxes,
-        save_rows,
-        saved_rows,
         shard,
         shard_from_rows,
     )
@@ -66,7 +64,7 @@ __all__ += ["from_bcoo", "from_bcsr", "from_coo", "from_cupy", "from_dense", "fr
 __all__ += ["assembly", "block", "diags", "eye", "hstack", "kron", "plan", "prune", "tril", "triu", "vstack"]
 __all__ += ["to_bcoo", "to_bcsr", "to_cupy"]
 __all__ += ["BACKENDS", "choose", "gallery", "io", "plot", "save", "use_backend"]
-__all__ += ["ShardedMatrix", "boxes", "save_rows", "saved_rows", "shard", "shard_from_rows"]
+__all__ += ["ShardedMatrix", "boxes", "shard", "shard_from_rows"]
 
 exportable(*FORMATS.values(), Basis, Paired, Transposed)
 

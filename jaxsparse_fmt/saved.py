@@ -33,8 +33,8 @@ def save(path: str | os.PathLike[str], A: SparseMatrix) -> None:
     """
     if not isinstance(A, SparseMatrix):
         raise TypeError(
-            f"save takes a matrix of this library on one device, got {type(A).__name__}; save_rows writes sharded "
-            "matrices and SciPy's, and A.T.asformat('csr') makes a matrix of a transpose"
+            f"save takes a matrix of this library on one device, got {type(A).__name__}; A.to_scipy() makes a "
+            "SciPy matrix of a sharded one, and A.T.asformat('csr') a matrix of a transpose"
         )
     if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(A)):
         raise ValueError("save needs the numbers of the matrix, which are traced here; call it outside jit")
@@ -79,8 +79,6 @@ def _store(csr: Csr, storage: list[dict[str, Any]], target: Target) -> SparseMat
 def _storage(path: Path, header: dict[str, Any]) -> list[dict[str, Any]]:
     """The formats and their options, with lists as tuples; the values of options are left to the formats."""
     storage = header.get("storage")
-    if storage is None and "rows" in header:
-        raise ValueError(f"{path} is a part of a matrix; read it by jaxsparse_fmt.saved_rows({str(path.parent)!r})")
     if not (isinstance(storage, list) and len(storage) in (1, 2) and isinstance(header.get("backend"), str)):
         raise broken(path, f"storage {storage!r} is not a list of one or two formats, or the backend no word")
     for one in storage:

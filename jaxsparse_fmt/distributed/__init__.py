@@ -11,8 +11,7 @@ algebra        sums, scalings and shifts
 """
 
 from jaxsparse_fmt.distributed.build import shard, shard_from_rows
-from jaxsparse_fmt.distributed.files import save_rows, saved_rows
 from jaxsparse_fmt.distributed.matrix import ShardedMatrix
 from jaxsparse_fmt.distributed.row_partition import boxes
 
-__all__ = ["ShardedMatrix", "boxes", "save_rows", "saved_rows", "shard", "shard_from_rows"]
+__all__ = ["ShardedMatrix", "boxes", "shard", "shard_from_rows"]

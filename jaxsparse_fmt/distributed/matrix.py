@@ -145,8 +145,7 @@ class ShardedMatrix(ShardedAlgebra):
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            "a sharded matrix lies on devices, which are not pickled; write it with jaxsparse_fmt.save_rows(folder, A) "
-            "and shard what saved_rows(folder) reads, or pickle A.to_scipy()"
+            "a sharded matrix lies on devices, which are not pickled; pickle A.to_scipy(), and shard it when it is read"
         )
 
     # --------------------------------------------------------------------------------------------------- products

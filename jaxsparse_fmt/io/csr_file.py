@@ -3,7 +3,7 @@
     header    JSON in uint8: version, shape, dtype, and what the writer adds
     indptr    int64 [n_rows + 1]      indices   int32 or int64 [nnz]      data   [nnz], in bfloat16 as uint16
 
-`saved.py` writes a matrix in one such file, `distributed/files.py` its rows in several. Nothing in a file is trusted.
+`saved.py` writes and reads such a file. Nothing in a file is trusted.
 """
 
 import io
@@ -49,17 +49,6 @@ def read_csr(path: Path) -> tuple[dict[str, Any], Csr]:
         raise broken(path, f"a column is outside 0 to {n_cols - 1}")
     data = data.view(dtype).astype(np.float32) if dtype.name in ("bfloat16", "float16") else data
     return header, scipy.sparse.csr_array((data, indices, indptr), shape=tuple(header["shape"]))
-
-
-def read_pointers(path: Path) -> tuple[dict[str, Any], np.ndarray]:
-    """The header and the row pointers. Raises: as `read_csr`."""
-    header, arrays = _read(path, "indptr")
-    return header, arrays["indptr"]
-
-
-def read_header(path: Path) -> dict[str, Any]:
-    """The header. Raises: as `read_csr`."""
-    return _read(path)[0]
 
 
 def broken(path: Path, what: str) -> ValueError:
