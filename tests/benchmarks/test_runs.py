@@ -6,7 +6,7 @@ import json
 import jax
 import pytest
 
-from benchmarks import algebra, choices, device, first_calls, scaling
+from benchmarks import algebra, choices, device, first_calls, peers, report, scaling
 from jaxsparse_fmt.choose import ranking
 
 POISSON = scaling.stencil((16, 16, 16), 7)
@@ -31,6 +31,15 @@ def test_processes_time_their_first_calls_and_one_that_fails_is_told(tmp_path, m
     assert "| grad of cg |" in capsys.readouterr().out and (tmp_path / "out.md").exists()
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
         first_calls.child("1 / 0")
+
+
+@pytest.mark.deep
+def test_every_library_solves_the_same_system_cold_and_warm(tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "platform_here", lambda: "cpu")
+    assert peers.main(["--small", "--json", str(tmp_path / "out.json")]) == 0
+    rows = json.loads((tmp_path / "out.json").read_text())["rows"]
+    assert [row["side"] for row in rows] == ["jaxsparse", "jaxsparse, multigrid", "jax.scipy", "SciPy"]
+    assert all(row["residual"] <= 1.01 * peers.RTOL and 0 < row["warm s"] < row["cold s"] for row in rows)
 
 
 @pytest.mark.parametrize(("is_weak", "efficiency"), [(True, 1.0), (False, 0.5)], ids=["weak", "strong"])

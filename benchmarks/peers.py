@@ -1,0 +1,141 @@
+"""One solve as users call it, cold and warm, beside CuPy, jax.scipy and SciPy.
+
+    python -m benchmarks.peers --json out.json          on a GPU, or with JAX_PLATFORMS=cpu on a CPU: about a minute each
+
+Conjugate gradients to ‖b − A·x‖ ≤ 1e-8·‖b‖ in float64 for the 7-point Poisson problem on n³ points; b is white noise of
+seed 0, which favours no method. Each side runs in a process of its own. "cold" is the first solve of that process, wall
+seconds from SciPy's matrix on the host to the answer: conversion, compiling and solving, once the library is imported
+and the device has run a first small program. "kept" is the same with JAX's programs on disk from an earlier process.
+"warm" is the least of several later solves with the same matrix. The caches of CuPy and of Numba stay as they are:
+the first process of a side fills them, the second one counts.
+"""
+
+import argparse
+import functools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+
+from benchmarks import report
+from benchmarks.report import Row
+
+RTOL, WARM = 1e-8, 5
+
+CHILD = """
+import importlib, json, sys, time
+import numpy as np
+import scipy.sparse.linalg
+import jax
+import jax.numpy as jnp
+import jax.scipy.sparse.linalg
+import jaxsparse_fmt as jsf
+import solvers
+from jax.experimental.sparse import BCSR
+
+side, n, rtol, warm = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
+jax.config.update("jax_enable_x64", True)
+jax.block_until_ready(jax.jit(lambda x: x + 1)(jnp.ones(8)))
+S = jsf.gallery.poisson(n)
+b = np.random.default_rng(0).standard_normal(S.shape[0])
+format, wait = "csr", jax.block_until_ready
+
+def ours(M):
+    global format
+    A = jsf.from_scipy(S)
+    format, M = A.name, solvers.precond.multigrid(A) if M else None
+    c = jnp.asarray(b)
+    return lambda: solvers.cg(A, c, rtol=rtol, M=M, maxiter=10_000).x
+
+def jax_scipy():
+    A, c = BCSR.from_scipy_sparse(S), jnp.asarray(b)
+    solve = jax.jit(lambda A, c: jax.scipy.sparse.linalg.cg(lambda v: A @ v, c, tol=rtol, maxiter=10_000)[0])
+    return lambda: solve(A, c)
+
+def cupy_cg():
+    sparse = importlib.import_module("cupyx.scipy.sparse")
+    cg = importlib.import_module("cupyx.scipy.sparse.linalg").cg
+    A, c = sparse.csr_matrix(scipy.sparse.csr_matrix(S)), cupy.asarray(b)
+    return lambda: cg(A, c, tol=rtol, maxiter=10_000)[0]
+
+def scipy_cg():
+    return lambda: scipy.sparse.linalg.cg(S, b, rtol=rtol, atol=0.0, maxiter=10_000)[0]
+
+if side == "CuPy":
+    cupy = importlib.import_module("cupy")
+    cupy.ones(8) + 1
+    wait = lambda x: cupy.cuda.Device().synchronize()
+prepare = {
+    "jaxsparse": lambda: ours(False),
+    "jaxsparse, multigrid": lambda: ours(True),
+    "jax.scipy": jax_scipy,
+    "CuPy": cupy_cg,
+    "SciPy": scipy_cg,
+}[side]
+
+def seconds(f):
+    start = time.perf_counter()
+    result = f()
+    wait(result)
+    return time.perf_counter() - start, result
+
+def first():
+    global solve
+    solve = prepare()
+    return solve()
+
+cold, x = seconds(first)
+times = [seconds(solve)[0]]
+while len(times) < warm and sum(times) < 10:
+    times.append(seconds(solve)[0])
+x = np.asarray(x.get() if side == "CuPy" else x)
+true = float(np.linalg.norm(b - S @ x) / np.linalg.norm(b))
+print(json.dumps({"format": format, "cold s": cold, "warm s": min(times), "residual": true}))
+"""
+
+
+def child(side: str, n: int, cache: str | None = None) -> Row:
+    """What a fresh process measures.
+
+    Args:
+      cache: a folder of programs that JAX keeps; None: it keeps none.
+
+    Raises:
+      RuntimeError: it fails.
+    """
+    own = {"JAX_ENABLE_COMPILATION_CACHE": "false" if cache is None else "true"}
+    if cache is not None:
+        own |= {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    own |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    command = [sys.executable, "-c", CHILD, side, str(n), str(RTOL), str(WARM)]
+    done = subprocess.run(command, env=os.environ | own, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def solves(n: int) -> Iterator[Row]:
+    on_gpu = report.platform_here() == "gpu"
+    child("jaxsparse, multigrid", 8)  # fills the caches of Numba
+    if on_gpu:
+        child("CuPy", 8)
+    for side in ("jaxsparse", "jaxsparse, multigrid", "jax.scipy", *["CuPy"] * on_gpu, "SciPy"):
+        row = child(side, n)
+        if side.startswith("jaxsparse"):
+            with tempfile.TemporaryDirectory() as cache:
+                child(side, n, cache)
+                row["kept s"] = child(side, n, cache)["cold s"]
+        yield {"problem": f"7-point {n}³", "side": side} | row
+
+
+def sections(args: argparse.Namespace) -> report.Sections:
+    n = 8 if args.small else 100
+    return report.provenance(), [("solves", functools.partial(solves, n))]
+
+
+main = functools.partial(report.run, __doc__, sections)
+
+if __name__ == "__main__":
+    sys.exit(main())
