@@ -40,6 +40,7 @@ SOLVERS_ALLOWED = {
     "solvers": {"jaxsparse_fmt.core.triangular"},
     "solvers.core.arguments": {"jaxsparse_fmt.formats.memory"},
     "solvers.core.interrupts": {"jaxsparse_fmt.kernels.backends.jax_versions"},
+    "solvers.core.program": {"jaxsparse_fmt.kernels.backends.jax_versions"},
     "solvers.triangular": {"scipy", "jaxsparse_fmt.core.triangular"},
     "solvers.factors": {"scipy", "jaxsparse_fmt.core.triangular"},
     "solvers.host": {

@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec
 from jaxsparse_fmt._types import pytree
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import Basis
+from jaxsparse_fmt.kernels.backends import jax_versions
 from solvers.core import arguments, interrupts
 
 PROGRAMS = 64  # of which compiled solvers are kept; the least recently used is dropped
@@ -102,10 +103,34 @@ def pytree_of(A: Any, example: Any) -> Any:
     return traced(A, example) if arguments.is_function(A) else A
 
 
+def compiled(f: Callable[..., Any], quick: bool) -> Callable[..., Any]:
+    """f compiled, its first argument static.
+
+    Args:
+      quick: take the options of `jax_versions.QUICK_TO_COMPILE`, which only an outermost jit may have.
+    """
+    plain = jax.jit(functools.partial(f), static_argnums=0)
+    if not quick:
+        return plain
+    chosen = jax.jit(functools.partial(f), static_argnums=0, compiler_options=jax_versions.QUICK_TO_COMPILE)
+
+    def call(*args: Any) -> Any:
+        nonlocal chosen
+        try:
+            return chosen(*args)
+        except jax.errors.JaxRuntimeError as error:
+            if not jax_versions.is_unknown_option(error):
+                raise
+            chosen = plain
+        return chosen(*args)
+
+    return call
+
+
 @functools.lru_cache(maxsize=PROGRAMS)
-def jit(f: Callable[..., Any], *programs: Jaxpr) -> Callable[..., Any]:
-    """f compiled, in a cache of its own for these programs among its arguments; the first one is static."""
-    return jax.jit(functools.partial(f), static_argnums=0)
+def jit(f: Callable[..., Any], quick: bool, *programs: Jaxpr) -> Callable[..., Any]:
+    """`compiled(f, quick)`, in a cache of its own for these programs among its arguments."""
+    return compiled(f, quick)
 
 
 class Entry:
@@ -125,7 +150,7 @@ class Entry:
           out: (static, v) -> how the result is sharded over explicit mesh axes, a prefix of PartitionSpecs.
         """
         self.body, self.examples, self.out = body, examples, out
-        self.compiled = jax.jit(self._on_any_axes, static_argnums=0)  # for maps that contain no function
+        self.plain, self.quick = (compiled(self._on_any_axes, quick) for quick in (False, True))  # without functions
 
     def __call__(self, static: Any, maps: tuple[Any, ...], basis: Basis, v: Any, *others: Any) -> Any:
         """The result.
@@ -136,14 +161,15 @@ class Entry:
           v: the vector of the problem, or None; programs take vectors that are sharded and vary like it.
           others: pytrees of arrays.
         """
-        compiled = self.compiled
+        quick = not jax_versions.is_traced_here() and arguments.memory.device(v, maps).platform == "cpu"
+        solve = self.quick if quick else self.plain
         if any(map(arguments.is_function, maps)):
             own = self._mapped(_traced_by_user, static, maps, v)
             varied = mesh_axes.varying(v, (own, others))
             if varied is not v:
                 v, own = varied, self._mapped(_traced_by_user, static, maps, varied)
-            compiled, maps = jit(self._on_any_axes, *(f.program for f in own if isinstance(f, Function))), own
-        return interrupts.run(compiled, static, maps, basis, v, others)
+            solve, maps = jit(self._on_any_axes, quick, *(f.program for f in own if isinstance(f, Function))), own
+        return interrupts.run(solve, static, maps, basis, v, others)
 
     def _mapped(self, make: Callable[[Any, Any], Any], static: Any, maps: tuple[Any, ...], v: Any) -> tuple[Any, ...]:
         """The maps, with make(function, vector like those that it takes) in place of each function."""

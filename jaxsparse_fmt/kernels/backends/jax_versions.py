@@ -8,7 +8,24 @@ from typing import Any
 import jax
 from jax import lax
 from jax.core import ShapedArray
+from jax.extend.core import get_opaque_trace_state
 from jax.sharding import PartitionSpec
+
+# XLA's older emitters compile a solver for a CPU in about half the time, into programs of the same speed.
+QUICK_TO_COMPILE: dict[str, Any] = {"xla_cpu_use_fusion_emitters": False}
+
+
+def is_unknown_option(error: Exception) -> bool:
+    """Whether this jaxlib refused to compile since it lacks one of the options of `jax.jit(compiler_options=)`."""
+    return "No such compile option" in str(error)
+
+
+def is_traced_here() -> bool:
+    """Whether jit, vmap or a derivative traces the caller; as `in_trace`, in a twentieth of its time."""
+    return get_opaque_trace_state(convention="flax") != _OUTSIDE
+
+
+_OUTSIDE = get_opaque_trace_state(convention="flax")
 
 
 @contextlib.contextmanager

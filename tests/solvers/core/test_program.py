@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import jaxsparse_fmt as jsf
+from jaxsparse_fmt.kernels.backends import jax_versions
 from solvers import cg, eigsh, gmres
-from solvers.core import opaque
+from solvers.core import opaque, program
 
 N = 9
 D = np.arange(1.0, N + 1)
@@ -95,3 +96,24 @@ def test_xla_computes_no_norm_of_a_right_hand_side_in_a_closure():
     passed = jax.jit(lambda A, b: cg(A, b, maxiter=3).x).lower(SPARSE, B).compile().as_text()
     inside = jax.jit(lambda A: cg(A, B, maxiter=3).x).lower(SPARSE).compile().as_text()
     assert inside and passed and inside.count(" reduce(") == passed.count(" reduce(")
+
+
+def test_does_an_eager_solve_run_where_jaxlib_lacks_the_options_of_quick_compiling(monkeypatch):
+    monkeypatch.setattr(jax_versions, "QUICK_TO_COMPILE", {"xla_cpu_no_such_option": False})
+    double = program.compiled(lambda scale, x: scale * x, quick=True)
+    assert double(2, jnp.float32(3)) == 6
+    assert double(2, jnp.float32(4)) == 8
+
+
+def test_are_other_errors_of_a_compiled_program_raised(monkeypatch):
+    monkeypatch.setattr(jax_versions, "QUICK_TO_COMPILE", {"xla_cpu_use_fusion_emitters": "a word"})
+    with pytest.raises(jax.errors.JaxRuntimeError, match="bool"):
+        program.compiled(lambda scale, x: scale * x, quick=True)(2, jnp.float32(3))
+
+
+def test_is_an_eager_solve_compiled_with_options_that_a_nested_jit_may_not_have():
+    assert not jax_versions.is_traced_here()
+    inside = jax.jit(lambda x: x * jax_versions.is_traced_here())
+    assert inside(1.0) == 1
+    assert jax.grad(lambda x: x * jax_versions.is_traced_here())(1.0) == 1
+    np.testing.assert_allclose(jax.jit(lambda: cg(SPARSE, B, maxiter=1).x)(), cg(SPARSE, B, maxiter=1).x, rtol=1e-6)
