@@ -1,4 +1,4 @@
-"""Elimination without fill (Saad, Iterative Methods, Algorithm 10.4), levels, and fill, of a matrix in CSR."""
+"""Elimination without fill (Saad, Iterative Methods, Algorithm 10.4), levels, and column counts, of a matrix in CSR."""
 
 
 def eliminate(begin, end, marks, ptr, col, diagonal, a):
@@ -37,22 +37,75 @@ def substitute(begin, end, marks, ptr, col, values, y, upper):
             y[row] -= values[p] * y[col[p]]
 
 
-def fill(begin, end, marks, ptr, col, parent, total, most):
-    """Counts the entries of the Cholesky factor of a symmetric pattern by its elimination tree (Liu 1990), to `most`.
+def column_counts(begin, end, marks, ptr, col, order, parent, count):
+    """Entries in each column of the Cholesky factor of a symmetric pattern, nearly in the time of reading it.
 
-    parent             [n] in the tree, -1 at first
-    total              [1]
+    The elimination tree with compressed paths (Liu 1990), then the leaves of the row subtrees (Gilbert, Ng and Peyton
+    1994): each adds a path of the tree to its row, less what the paths of the row have in common.
+
+    order              [n], the unknown that is eliminated k-th
+    parent             [n] in the tree, by place in the order, -1 at first and at roots
+    count              [n] by place in the order, 0 at first
+    marks              [8·n], arrays of n numbers
     """
-    for row in range(begin, end):
-        marks[row] = row
-        total[0] += 1
-        for p in range(ptr[row], ptr[row + 1]):
-            above = col[p]
-            while above < row and marks[above] != row:
-                if parent[above] < 0:
-                    parent[above] = row
-                marks[above] = row
-                total[0] += 1
-                above = parent[above]
-        if total[0] > most:
-            break
+    n = end
+    place, root, child, sibling, post, first, most, last = 0, n, 2 * n, 3 * n, 4 * n, 5 * n, 6 * n, 7 * n
+    for k in range(n):
+        marks[place + order[k]] = k
+    for k in range(n):
+        for p in range(ptr[order[k]], ptr[order[k] + 1]):
+            i = marks[place + col[p]]
+            while i >= 0 and i < k:
+                above = marks[root + i]
+                marks[root + i] = k
+                if above < 0:
+                    parent[i] = k
+                i = above
+    for k in range(n - 1, -1, -1):
+        if parent[k] >= 0:
+            marks[sibling + k] = marks[child + parent[k]]
+            marks[child + parent[k]] = k
+    done = 0
+    for top in range(n):
+        k = top if parent[top] < 0 else -1
+        while k >= 0:
+            below = marks[child + k]
+            if below >= 0:
+                marks[child + k] = marks[sibling + below]
+                k = below
+            else:
+                marks[post + done] = k
+                done += 1
+                k = parent[k]
+    for k in range(n):
+        j = marks[post + k]
+        count[j] = 1 if marks[first + j] < 0 else 0
+        while j >= 0 and marks[first + j] < 0:
+            marks[first + j] = k
+            j = parent[j]
+        marks[root + k] = k
+    for k in range(n):
+        j = marks[post + k]
+        if parent[j] >= 0:
+            count[parent[j]] -= 1
+        for p in range(ptr[order[j]], ptr[order[j] + 1]):
+            i = marks[place + col[p]]
+            if i > j and marks[first + j] > marks[most + i]:
+                marks[most + i] = marks[first + j]
+                common = marks[last + i]
+                marks[last + i] = j
+                count[j] += 1
+                if common >= 0:
+                    top = common
+                    while top != marks[root + top]:
+                        top = marks[root + top]
+                    while common != top:
+                        above = marks[root + common]
+                        marks[root + common] = top
+                        common = above
+                    count[top] -= 1
+        if parent[j] >= 0:
+            marks[root + j] = parent[j]
+    for j in range(n):
+        if parent[j] >= 0:
+            count[parent[j]] += count[j]

@@ -1,0 +1,79 @@
+"""What the host finds out about a matrix before it factors it: orders, and the cost of factors."""
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import scipy.sparse.linalg as spla
+
+import jaxsparse_fmt as jsf
+from solvers import host
+from solvers.host import COLAMD, MMD, Host
+
+SYMMETRIC = {"permc_spec": MMD, "diag_pivot_thresh": 1e-3, "options": {"SymmetricMode": True}}
+
+
+def saddle() -> sp.csr_array:
+    """With zeros on its diagonal."""
+    K, B = jsf.gallery.poisson(12, dim=2), sp.random_array((40, 144), density=0.05, rng=np.random.default_rng(0))
+    return sp.csr_array(sp.block_array([[K, B.T], [B, None]]))
+
+
+def arrow(n: int) -> sp.csr_array:
+    S = sp.lil_array(sp.diags_array([-1.0, 4.0, -1.0], offsets=[-1, 0, 1], shape=(n, n)))
+    S[0, :], S[:, 0] = 1, 1
+    S[0, 0] = n
+    return sp.csr_array(S)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_columns_of_the_factor_are_counted_as_a_dense_elimination_counts_them(seed):
+    rng, n = np.random.default_rng(seed), 40
+    pattern = sp.random_array((n, n), density=0.02 * (seed + 1), rng=rng) + sp.eye_array(n)
+    pattern, order = sp.csr_array(pattern + pattern.T), rng.permutation(n)
+    full = pattern.toarray()[np.ix_(order, order)] != 0
+    for k in range(n):
+        below = np.flatnonzero(full[k + 1 :, k]) + k + 1
+        full[np.ix_(below, below)] = True
+    counts = np.tril(full).sum(axis=0)
+    assert host._column_counts(pattern, order) == (counts.sum(), (counts**2).sum())
+
+
+@pytest.mark.parametrize(
+    ("S", "ordering", "options"),
+    [
+        (jsf.gallery.poisson(20), MMD, SYMMETRIC),
+        (jsf.gallery.convection_diffusion(12, velocity=0.3), MMD, SYMMETRIC),
+        (arrow(5_000), MMD, SYMMETRIC),
+        (saddle(), COLAMD, {}),
+        (sp.random_array((400, 400), density=0.01, rng=np.random.default_rng(1)) + sp.eye_array(400), COLAMD, {}),
+    ],
+    ids=["diffusion", "convection", "arrow", "saddle point", "unsymmetric"],
+)
+def test_the_entries_of_factors_are_known_before_they_are_made(S, ordering, options):
+    known, F = Host(sp.csr_array(S)), spla.splu(sp.csc_array(S), **options)
+    want = F.L.nnz + F.U.nnz
+    assert known.ordering == ordering
+    np.testing.assert_array_equal(np.sort(known.order(ordering)), np.arange(S.shape[0]))
+    assert want * 0.9 <= known.factor_entries <= 2.5 * want if ordering == COLAMD else 1.1 * want
+
+
+def test_a_row_of_all_unknowns_comes_last():
+    known = Host(arrow(3_000))
+    assert known.order(MMD)[-1] == 0 and known.factor_entries < 7 * 3_000
+
+
+def test_where_neither_mesh_nor_band_shows_the_cheaper_order_bounds_the_cost(monkeypatch):
+    monkeypatch.setattr(host, "FREE", 100)
+    monkeypatch.setattr(host, "SLOW", 1e5)
+    known = Host(sp.csr_array(jsf.gallery.power_law(500, 4)) + 10 * sp.eye_array(500))
+    known.ordering = MMD
+    assert known.factor_entries == known.cost(COLAMD)[0] > known.cost(MMD)[0]
+
+
+def test_without_numba_the_envelope_is_the_cost(monkeypatch):
+    def refuse(*_, **__):
+        raise ModuleNotFoundError("numba")
+
+    monkeypatch.setattr(host, "over_rows", refuse)
+    known = Host(jsf.gallery.poisson(8))
+    assert (known.factor_entries, known.factor_work) == known.envelope
