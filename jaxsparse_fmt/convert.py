@@ -66,7 +66,6 @@ def from_scipy(
         a matrix that fits the memory in no format; the message names a cure.
     """
     csr, target = checked(S, dtype, backend, max_bytes)
-    csr = building.where_it_converts(csr, target)
     return (_with_transpose if transpose else build)(csr, format, target, **layout)
 
 

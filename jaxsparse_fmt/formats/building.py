@@ -15,9 +15,7 @@ import numpy as np
 
 from jaxsparse_fmt._types import (
     Csr,
-    CsrArrays,
     Target,
-    concrete,
     index_dtype,
     pytree,
     readable_bytes,
@@ -194,9 +192,13 @@ def _filled(xp: Any, csr: Csr, rows: Rows, arrays: Arrays, address: Address, n_s
     return by_rows(xp, stored, *address.slots(xp, arrays, n_stored))
 
 
-def by_rows(xp: Any, f: Callable[..., tuple[Any, ...]], *arrays: Any) -> tuple[Any, ...]:
-    """f(*arrays), for an f that computes row by row; on the host piece by piece, on all cores."""
-    return in_pieces(f, *arrays) if xp is np else f(*arrays)
+def by_rows(xp: Any, f: Callable[..., tuple[Any, ...]], *arrays: Any, places: int = 0) -> tuple[Any, ...]:
+    """f(*arrays), for an f that computes row by row; on the host piece by piece, on all cores.
+
+    Args:
+      places: of a row of the results; 0: as many as the first array has.
+    """
+    return in_pieces(f, *arrays, places=places) if xp is np else f(*arrays)
 
 
 def has_zeros(csr: Csr, dtype: Any) -> bool:
@@ -220,13 +222,16 @@ def csr_arrays(csr: Csr, dtype: Any) -> tuple[jax.Array, ...]:
 
 
 def where_it_converts(csr: Csr, target: Target) -> Csr:
-    """A matrix of many entries on the accelerator, if there is one with room for the conversion; else on the host."""
-    many = csr.nnz >= FEW and not puts_on_cpu() and jax.sharding.get_abstract_mesh().empty
-    free = memory.free() if many else None
-    if not many or (free is not None and HELD * csr.nnz * (target.dtype.itemsize + 4) > free):
+    """The matrix where its format is chosen and made: on the host, unless many entries lie on a device with room.
+
+    A matrix that comes from the host never goes to the device for that: XLA would compile programs for its sizes, for
+    ten times as long as the host takes.
+    """
+    if namespace(csr.data) is np or csr.nnz < FEW:
         return on_host(csr)
-    with concrete():
-        return CsrArrays(*csr_arrays(csr, target.dtype), shape=csr.shape)
+    free = memory.free()
+    has_room = free is None or HELD * csr.nnz * (target.dtype.itemsize + 4) <= free
+    return csr if has_room else on_host(csr)
 
 
 def puts_on_cpu() -> bool:

@@ -212,25 +212,32 @@ def _dealt(xp: Any, csr: Csr, segments: Segments, n_tiles: int, shape: tuple[int
     base = start[first_row]
     end = xp.concatenate([base[1:], xp.full(1, total, index)])
 
-    # Gather in the order of CSR, where neighbours read neighbours; then transpose every tile into the storage's order.
-    s = base[:, None] + xp.arange(lanes * depth, dtype=index)
-    inside = s < end[:, None]
-    s = xp.minimum(s, total - 1)
-    row = row_of[s]
-    by_lane = (n_tiles, lanes, depth)
-    s = in_turn(xp, s.reshape(by_lane), row.reshape(by_lane)).reshape(s.shape)
-    entry = inside & real[row]
-    at = xp.where(entry, source[row] + (s - start[row]), 0)
-    turned = lambda a: xp.swapaxes(a.reshape(n_tiles, lanes, depth), 1, 2).reshape(-1)  # noqa: E731
-    values = turned(xp.where(entry, csr.data[at], 0).astype(dtype))
-    col = turned(xp.where(entry, csr.indices[at], n_cols).astype(np.int32))
-    last = turned(inside & (s + 1 == ptr[row + 1]))
-    row, s, inside = row[:, ::depth], s[:, ::depth], inside[:, ::depth]
-    goes_on = inside & (s > start[row])
-    lane_row = xp.where(inside, xp.where(goes_on, -1 - row, row), n).astype(np.int32).reshape(-1)
-    begin = (start[row] - base[:, None]) // depth  # the lane in which the row of a lane's first entry begins
-    hops = xp.where(goes_on, xp.arange(lanes, dtype=index) - begin, 0).max(axis=1).astype(np.int32)
-    return values, col, last, lane_row, hops, xp.diff(first_row, append=n).max(), hops.max()
+    def some(base: Any, end: Any) -> tuple[Any, ...]:
+        """The results for some of the tiles."""
+        # Gather in the order of CSR, where neighbours read neighbours; then transpose every tile.
+        k = base.shape[0]
+        s = base[:, None] + xp.arange(lanes * depth, dtype=index)
+        inside = s < end[:, None]
+        s = xp.minimum(s, total - 1)
+        row = take(row_of, s)
+        by_lane = (k, lanes, depth)
+        s = in_turn(xp, s.reshape(by_lane), row.reshape(by_lane)).reshape(s.shape)
+        entry = inside & take(real, row)
+        at = xp.where(entry, take(source, row) + (s - take(start, row)), 0)
+        turned = lambda a: xp.swapaxes(a.reshape(by_lane), 1, 2).reshape(k, lanes * depth)  # noqa: E731
+        values = turned(xp.where(entry, take(csr.data, at), 0).astype(dtype))
+        col = turned(xp.where(entry, take(csr.indices, at), n_cols).astype(np.int32))
+        last = turned(inside & (s + 1 == take(ptr, row + 1)))
+        row, s, inside = row[:, ::depth], s[:, ::depth], inside[:, ::depth]
+        goes_on = inside & (s > take(start, row))
+        lane_row = xp.where(inside, xp.where(goes_on, -1 - row, row), n).astype(np.int32)
+        begin = (take(start, row) - base[:, None]) // depth  # the lane in which the row of a lane's first entry begins
+        hops = xp.where(goes_on, xp.arange(lanes, dtype=index) - begin, 0).max(axis=1).astype(np.int32)
+        return values, col, last, lane_row, hops
+
+    values, col, last, lane_row, hops = building.by_rows(xp, some, base, end, places=lanes * depth)
+    most_rows = xp.diff(first_row, append=n).max()
+    return *(a.reshape(-1) for a in (values, col, last, lane_row)), hops, most_rows, hops.max()
 
 
 def _searched(xp: Any, rising: Any, numbers: Any) -> Any:
@@ -275,9 +282,14 @@ def _wide(xp: Any, col: Any, last: Any) -> Any:
 @building.on_either(1, 2)
 def _marked(xp: Any, deltas: Any, n_cols: int, col: Any, last: Any) -> tuple[Any, Any, Any]:
     """[n_tiles, places] columns -> differences with marks, the columns above which they are, and whether all fit."""
-    delta, begin = building.by_rows(xp, lambda col: deltas(xp, n_cols, col), col)
-    fit = xp.all((delta < NARROW_PADDING) | (col >= n_cols))
-    return (delta | last * np.int32(MARK)).astype(np.uint16).reshape(-1), begin.reshape(-1), fit
+
+    def some(col: Any, last: Any) -> tuple[Any, Any, Any]:
+        delta, begin = deltas(xp, n_cols, col)
+        fit = xp.all((delta < NARROW_PADDING) | (col >= n_cols), axis=1)
+        return (delta | last * np.int32(MARK)).astype(np.uint16), begin, fit
+
+    delta, begin, fit = building.by_rows(xp, some, col, last)
+    return delta.reshape(-1), begin.reshape(-1), xp.all(fit)
 
 
 def _above_least(xp: Any, n_cols: int, col: Any) -> tuple[Any, Any]:

@@ -119,7 +119,8 @@ class DIA(ByRule):
         """Bytes of the arrays that `A @ x` reads; of a traced matrix, as if no diagonal were mirrored."""
         if isinstance(self.start, Tracer):
             return super().nbytes_read
-        shared = int(np.count_nonzero(np.asarray(self.start) != np.asarray(self._own_start())))
+        start = np.asarray(self.start)
+        shared = int(np.count_nonzero(start != self.shape[0] * np.arange(start.shape[-1])))
         return super().nbytes_read - shared * self.shape[0] * self.dtype.itemsize
 
     @standard_promotion
@@ -194,11 +195,14 @@ def _built_on_host(csr: Csr, target: Target) -> tuple[np.ndarray, Any, Any]:
         table = np.zeros(n_rows + n_cols, np.intp)  # the dtype by which NumPy indexes
         table[diagonals] = start
     values, full = np.zeros(n_stored, target.dtype), np.zeros((offsets.size, n_rows), bool)
-    for entries, diagonal in statistics.by_rows(csr):
+
+    def put(entries: slice, diagonal: np.ndarray) -> None:
         begin = start[np.searchsorted(diagonals, diagonal)] if table is None else table[diagonal]
         place = begin + csr.indices[entries]
         values[place] = csr.data[entries]
         full.reshape(-1)[place] = True
+
+    statistics.by_rows(put, csr)
     for diagonal, offset in zip(full, offsets.tolist(), strict=True):  # places outside the matrix are not holes
         diagonal[: max(-offset, 0)] = diagonal[max(n_cols - offset, 0) :] = True
     return offsets, values, pack_pattern(full.reshape(-1))[0]

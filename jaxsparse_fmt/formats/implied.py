@@ -2,7 +2,8 @@
 
 A slice of C rows has `across` groups of rows side by side: one in HDIA, its rows of blocks in BSR. A group stores each
 diagonal or block that holds one of its entries, in rising order, and a slice is as wide as its widest group. On a
-device `merging.py` finds them; on the host, and where a group touches too many for that, NumPy sorts.
+device `merging.py` finds them; on the host SciPy counts blocks, and NumPy sorts diagonals and what would take too much
+memory as blocks.
 """
 
 import dataclasses
@@ -12,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.sparse
 
 from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.formats import building, merging, statistics
@@ -49,7 +51,10 @@ class Groups:
     def store(self, cls: type[building.Format], target: Target, **fields: Any) -> building.Format:
         """The matrix in the format `cls`; `fields` are those that do not follow from the groups."""
         csr, merged = self.csr, merging.distinct(self.csr, self.perm, self.rows, self.column)
-        build = self._built_on_host if merged is None else functools.partial(self._built_on_device, merged)
+        if merged is not None:
+            build = functools.partial(self._built_on_device, merged)
+        else:
+            build = self._built_of_blocks if self._are_blocks_small(target) else self._built_on_host
         index, values, present = build(cls.name, target)
         pattern, n_holes = pack_pattern(present)
         index |= {"pattern": pattern, "reads_pattern": n_holes > 0 and building.has_zeros(csr, target.dtype)}
@@ -72,6 +77,60 @@ class Groups:
         ptr = jnp.asarray(ptr)
         index = self._index(_in_slices(merged, ptr, rule, self.across, self.places), ptr)
         return index, *merging.place(self.csr, rule, index | {"perm": self.perm}, target.dtype)
+
+    def _are_blocks_small(self, target: Target) -> bool:
+        """Whether SciPy may make the blocks before they are counted: no more than runs of entries within rows."""
+        csr, column = self.csr, self.column
+        if self.perm is not None or not isinstance(column, Blocked) or csr.nnz == 0:
+            return False
+        block = column.index_of(None, np.asarray(csr.indices))
+        runs = csr.shape[0] + np.count_nonzero(block[1:] != block[:-1])
+        allowed = building.limit(csr.nnz * (target.dtype.itemsize + 4), target.max_bytes)
+        return runs * self.places * csr.data.dtype.itemsize <= allowed
+
+    def _built_of_blocks(self, name: str, target: Target) -> tuple[dict[str, Any], Any, Any]:
+        """As `_built_on_host`, of the blocks that SciPy makes."""
+        csr, r, c = building.on_host(self.csr), self.lanes // self.across, self.column.unit
+        (n_rows, n_cols), index = csr.shape, csr.indices.dtype
+        n_groups, n_blocks = -(-n_rows // r), -(-n_cols // c)
+        indptr = np.pad(csr.indptr, (0, n_groups * r - n_rows), mode="edge")
+
+        def blocks(data: np.ndarray) -> Any:
+            S = scipy.sparse.csr_array((data, csr.indices, indptr), shape=(n_groups * r, n_blocks * c))
+            S = S.tobsr((r, c))
+            S.sort_indices()
+            return S
+
+        B = blocks(csr.data)
+        count = np.diff(B.indptr)
+        ptr, rule = self._rule(name, count, target)
+        of_group = np.repeat(np.arange(n_groups), count)
+        owner, lane = np.divmod(of_group, self.across)
+        k = np.arange(B.indices.size) - B.indptr[:-1][of_group]
+        slot = (ptr[owner] // (self.lanes * c) + k) * self.across + lane  # of all indices
+        col = np.full(rule.n_stored // self.places, n_blocks, np.int32)
+        col[slot] = B.indices
+        stored = np.full(col.size, -1, index)  # the block in each slot
+        stored[slot] = np.arange(B.indices.size)
+
+        def in_slots(a: np.ndarray, padding: Any) -> np.ndarray:
+            """The blocks [blocks, r, c] in the order of storage [n_stored]."""
+
+            def some(stored: np.ndarray) -> tuple[np.ndarray]:
+                found = np.take(a, stored, axis=0, mode="clip")
+                found[stored < 0] = padding
+                return (found.transpose(0, 3, 1, 2),)
+
+            return building.by_rows(np, some, stored.reshape(-1, self.across))[0].reshape(-1)
+
+        values = in_slots(B.data.astype(target.dtype, copy=False), 0)
+        arrays = self._index(col, ptr)
+        if B.data.size == csr.nnz:  # no holes
+            return arrays, values, np.ones(0, bool)
+        present = blocks(np.ones(csr.nnz, bool)).data
+        present[B.indptr[-2] :, n_rows - (n_groups - 1) * r :] = True
+        present[B.indices == n_blocks - 1, :, n_cols - (n_blocks - 1) * c :] = True
+        return arrays, values, in_slots(present, True)
 
     def _built_on_host(self, name: str, target: Target) -> tuple[dict[str, Any], Any, Any]:
         csr, perm = building.on_host(self.csr), None if self.perm is None else np.asarray(self.perm)

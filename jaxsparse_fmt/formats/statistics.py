@@ -9,7 +9,7 @@ Of a matrix on a device, what is as long as its rows or entries is counted there
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -21,6 +21,7 @@ from jaxsparse_fmt._types import Csr, index_dtype
 from jaxsparse_fmt.core.kept import Kept
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.merging import prefix_length
+from jaxsparse_fmt.kernels.cpu.over_rows import in_threads
 from jaxsparse_fmt.kernels.layout.address import take
 from jaxsparse_fmt.kernels.layout.columns import Blocked, Diagonal
 
@@ -181,15 +182,22 @@ def diagonals(csr: Csr, some: Sample, longest: int, most: int) -> Counted | None
     return Counted(offset.size * n_rows, offset.size, int(inside.sum()) - csr.nnz)
 
 
-def by_rows(csr: Csr) -> Iterator[tuple[slice, np.ndarray]]:
-    """The entries of some rows at a time, few enough for the cache, and their diagonals, col − row + n_rows − 1."""
+def by_rows(f: Callable[[slice, np.ndarray], None], csr: Csr) -> None:
+    """f(entries, diagonals), by all cores: the entries of some rows at a time, few enough for the cache of a core, and
+    their diagonals, col − row + n_rows − 1.
+    """
     n_rows, n_cols = csr.shape
     index = csr.indices.dtype if n_rows + n_cols < 2**31 else np.int64
-    for first in range(0, n_rows, BLOCK):
-        ptr = csr.indptr[first : first + BLOCK + 1]
-        before = np.arange(first - n_rows + 1, first + ptr.size - n_rows, dtype=index)
-        entries = slice(ptr[0], ptr[-1])
-        yield entries, csr.indices[entries] - np.repeat(before, np.diff(ptr))
+    begins = iter(range(0, n_rows, BLOCK))
+
+    def thread() -> None:
+        for first in begins:
+            ptr = csr.indptr[first : first + BLOCK + 1]
+            before = np.arange(first - n_rows + 1, first + ptr.size - n_rows, dtype=index)
+            entries = slice(ptr[0], ptr[-1])
+            f(entries, csr.indices[entries] - np.repeat(before, np.diff(ptr)))
+
+    in_threads(thread, -(-n_rows // BLOCK))
 
 
 def occupied(csr: Csr, longest: int = 0) -> np.ndarray:
@@ -201,10 +209,15 @@ def occupied(csr: Csr, longest: int = 0) -> np.ndarray:
     if building.namespace(csr.data) is jnp:  # the choice of a format asks, and then the conversion
         return _kept.get("occupied", [csr.indices, csr.indptr], lambda: _occupied_on_device(csr, longest))
     if not fits_table(csr):
-        return np.unique(np.concatenate([diagonal for _, diagonal in by_rows(csr)]))
+        found: list[np.ndarray] = []
+        by_rows(lambda _, diagonal: found.append(np.unique(diagonal)), csr)
+        return np.unique(np.concatenate([csr.indices[:0], *found]))
     present = np.zeros(sum(csr.shape), bool)
-    for _, diagonal in by_rows(csr):
+
+    def mark(_: slice, diagonal: np.ndarray) -> None:
         present[diagonal] = True
+
+    by_rows(mark, csr)
     return np.flatnonzero(present)
 
 

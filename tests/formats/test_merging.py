@@ -7,7 +7,7 @@ import scipy.sparse as sp
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt._types import CsrArrays, Target
 from jaxsparse_fmt.core.matrix import build
-from jaxsparse_fmt.formats import bsr, building, merging, statistics
+from jaxsparse_fmt.formats import bsr, building, implied, merging, statistics
 from tests.marks import few
 from tests.oracle import assert_same_storage
 from tests.zoo import CASES, Layout
@@ -98,6 +98,14 @@ def test_what_takes_too_many_steps_goes_through_the_host(layout, monkeypatch):
     monkeypatch.setattr(building, "on_host", lambda csr: came.append(csr) or on_host(csr))
     assert_same_storage(made(BAND, layout), layout.of(BAND))
     assert any(isinstance(csr, CsrArrays) for csr in came)
+
+
+@pytest.mark.parametrize("name", ["band", "zeros", "tall", "wide", "empty_rows", "elasticity"])
+@pytest.mark.parametrize("layout", [PAIRS, LARGE], ids=str)
+def test_are_blocks_by_scipy_those_that_numpy_sorts(name, layout, monkeypatch):
+    by_scipy = layout.of(MATRICES[name])
+    monkeypatch.setattr(implied.Groups, "_are_blocks_small", lambda self, target: False)
+    assert_same_storage(by_scipy, layout.of(MATRICES[name]))
 
 
 @pytest.mark.parametrize("S", [jsf.gallery.elasticity(3), jsf.gallery.cfd(4), BAND], ids=["3", "5", "none"])

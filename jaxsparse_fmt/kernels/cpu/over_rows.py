@@ -48,9 +48,13 @@ def in_threads(thread: Callable[[], None], tasks: int) -> None:
         list(_threads().map(lambda _: thread(), range(threads)))
 
 
-def in_pieces(f: Callable[..., tuple[np.ndarray, ...]], *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
-    """f(*arrays), which computes row by row, for pieces on every core: NumPy keeps a piece in the cache of a core."""
-    n, step = len(arrays[0]), max(PLACES // max(arrays[0][:1].size, 1), 1)
+def in_pieces(f: Callable[..., tuple[np.ndarray, ...]], *arrays: np.ndarray, places: int = 0) -> tuple[np.ndarray, ...]:
+    """f(*arrays), which computes row by row, for pieces on every core: NumPy keeps a piece in the cache of a core.
+
+    Args:
+      places: of a row of the results; 0: as many as the first array has.
+    """
+    n, step = len(arrays[0]), max(PLACES // max(places or arrays[0][:1].size, 1), 1)
     found = tuple(np.empty((n, *a.shape[1:]), a.dtype) for a in f(*(a[:0] for a in arrays)))
     begins = iter(range(0, n, step))
 

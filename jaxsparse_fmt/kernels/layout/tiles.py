@@ -185,7 +185,7 @@ def in_turn(xp: Any, at: Any, row: Any) -> Any:
     """
     n_tiles, lanes, entries = shape = at.shape
     group = min(IN_TURN, lanes)
-    at, row = (a.reshape(n_tiles, -1, group, entries) for a in (at, row))
+    at, row = (a.reshape(n_tiles, lanes // group, group, entries) for a in (at, row))
     first, last = at[..., :1, :1], at[..., -1:, -1:]
     whole = (row[..., :1, :1] == row[..., -1:, -1:]) & (last - first == group * entries - 1)
     turn = xp.arange(entries) * group + xp.arange(group)[:, None]
