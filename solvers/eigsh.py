@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jaxsparse_fmt._types import floating_dtype, pytree, standard_promotion
+from jaxsparse_fmt._types import floating_dtype, pytree
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import Basis
 from solvers.core import arguments, iterate, opaque, program, stopping
@@ -97,7 +97,7 @@ class EigenSolution(Outcome):
         return f"products={self.products}, eigenvalues: {shown}"
 
 
-@standard_promotion
+@arguments.door
 def eigsh(
     A: Any,
     k: int = 6,
@@ -156,7 +156,9 @@ def eigsh(
     ncv = arguments.int_at_least(min(n, max(2 * k + 1, NCV)) if ncv is None else ncv, "ncv", 1)
     if not k < ncv <= n:
         raise ValueError(f"ncv must be above k = {k} and at most n = {n}; got {ncv}")
-    return _solve((k, which, ncv), (inner,), basis, v0, limits(tol, maxiter))
+    own = limits(tol, maxiter)
+    basis.agree(lambda: {"k": k, "which": which, "ncv": ncv, "tol": tol, "maxiter": maxiter})
+    return _solve((k, which, ncv), (inner,), basis, v0, own)
 
 
 def _in_basis(plan: Any, maps: tuple[Any], basis: Basis, v0: Array, limits: "Limits") -> EigenSolution:

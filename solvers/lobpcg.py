@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxsparse_fmt._types import check_choice, standard_promotion
+from jaxsparse_fmt._types import check_choice
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import Basis
 from solvers.core import arguments, program
@@ -35,7 +35,7 @@ CLAIM = TRUE // 2  # the residual norm, in units of eps·‖A‖, at which the r
 REFRESHED = 20  # steps after which true products replace A·X and A·P, which gather rounding errors
 
 
-@standard_promotion
+@arguments.door
 def lobpcg(
     A: Any,
     k: int = 6,
@@ -68,7 +68,9 @@ def lobpcg(
     if not k <= p <= n:
         raise ValueError(f"X0 has {p} columns; k = {k} and n = {n} need from {k} to {n}")
     M = arguments.preconditioner(M, X0[:, 0], "make X0 complex")
-    return _solve((k, SIGNS[which]), (own, M), basis, X0, limits(tol, maxiter))
+    ends = limits(tol, maxiter)
+    basis.agree(lambda: {"k": k, "which": which, "tol": tol, "maxiter": maxiter, "M": arguments.described(M)})
+    return _solve((k, SIGNS[which]), (own, M), basis, X0, ends)
 
 
 def _in_basis(plan: Any, maps: tuple[Any, Any], basis: Basis, X0: Array, limits: Limits) -> EigenSolution:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxsparse_fmt._types import pytree, standard_promotion
+from jaxsparse_fmt._types import pytree
 from solvers.core import arguments
 from solvers.core.scaling import scaled
 from solvers.core.space import HERE, exponent, length
@@ -80,7 +80,7 @@ def _size(tall: bool, A: Any) -> Array:
     return exponent(lax.stop_gradient(image(tall, A, v)))
 
 
-@standard_promotion
+@arguments.door
 def svds(
     A: Any, k: int = 6, *, v0: Any = None, ncv: int | None = None, maxiter: int | None = None, tol: float = 0.0
 ) -> SingularSolution:

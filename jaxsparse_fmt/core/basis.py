@@ -6,6 +6,7 @@ preconditioner works in the user's order.
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -49,8 +50,11 @@ class Basis:
         """Whether both are the same map, decided without reading arrays."""
         return type(self) is type(other) and self.perm is other.perm
 
-    def agree(self, **given: Any) -> None:
-        """Raises an error if concrete arguments of a solve differ between the processes that solve together."""
+    def agree(self, given: Callable[[], dict[str, Any]]) -> None:
+        """Raises an error if arguments, by name, differ between the processes that solve together; not inside a trace.
+
+        Of arrays on devices only dtype and shape are compared.
+        """
 
     def placed(self, x: Any) -> Any:
         """x, a concrete vector of the user, where the basis can take it; raises an error if it cannot."""
@@ -60,8 +64,8 @@ class Basis:
         """A user's vector [n] or [n, p] of `vector_passes.noise`, where `placed` would put it."""
         return vector_passes.noise(math.prod(shape), dtype).reshape(shape)
 
-    def accept(self, x: Any) -> Any:
-        """`placed(x)`, of a vector on which all processes `agree`."""
+    def accept(self, x: Any, given: Any = None) -> Any:
+        """`placed(x)`, of a vector on which all processes `agree`; `given` is what the user passed for it, if not x."""
         return self.placed(x)
 
 

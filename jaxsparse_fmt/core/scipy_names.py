@@ -1,5 +1,6 @@
 """SciPy's names, which all matrices share, and errors that name what to do instead."""
 
+import contextlib
 import operator
 from collections.abc import Callable
 from typing import Any, ClassVar, NoReturn, Self
@@ -41,6 +42,10 @@ class ScipyNames:
     def _agree(self, **given: Any) -> None:
         """Raises an error if arguments differ between the processes that hold the matrix."""
 
+    def _failing_together(self) -> contextlib.AbstractContextManager[None]:
+        """A context in which what one of the processes that hold the matrix refuses, all refuse."""
+        return contextlib.nullcontext()
+
     # --------------------------------------------------------------------------------------------------- products
 
     def _prepared(self, transposed: bool) -> Self:
@@ -74,9 +79,10 @@ class ScipyNames:
         Raises:
           TypeError: a dtype that cannot hold the values. ValueError: 64 bits while `jax_enable_x64` is off.
         """
-        dtype = requested_dtype(dtype)
-        check_keeps_imaginary(self.dtype, dtype)
-        self._agree(dtype=dtype)
+        with self._failing_together():
+            dtype = requested_dtype(dtype)
+            check_keeps_imaginary(self.dtype, dtype)
+            self._agree(dtype=dtype)
         return self._each(lambda values: values.astype(dtype))
 
     def __mul__(self, scalar: Any) -> Self:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,9 @@ class Transposed(OnOneDevice):
 
     def _agree(self, **given: Any) -> None:
         self.A._agree(**given)
+
+    def _failing_together(self) -> AbstractContextManager[None]:
+        return self.A._failing_together()
 
     def _each(self, f: Callable[[Array], Array]) -> "Transposed":
         return Transposed(self.A._each(f))

@@ -100,11 +100,12 @@ class ShardedAlgebra(ScipyNames):
         return with_values(self, _shifted(self, s))
 
     def _vector(self, d: Any, basis: Any, axis: int, name: str) -> Array:
-        self._check_devices()
-        d = as_floating(d, "d")
-        if d.shape != (self.shape[axis],):
-            raise ValueError(f"{name}(d) takes d of shape ({self.shape[axis]},), got {d.shape}")
-        d = basis.accept(d)
+        with self._failing_together():
+            self._check_devices()
+            own = as_floating(d, "d")
+            if own.shape != (self.shape[axis],):
+                raise ValueError(f"{name}(d) takes d of shape ({self.shape[axis]},), got {own.shape}")
+            d = basis.accept(own, d)
         return d if self.entered else basis.enter(d)
 
 

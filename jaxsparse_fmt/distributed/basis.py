@@ -22,14 +22,14 @@ from jax import lax
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxsparse_fmt._types import index_dtype, pytree
+from jaxsparse_fmt._types import in_trace, index_dtype, pytree
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from jaxsparse_fmt.distributed import even_blocks, halo
 from jaxsparse_fmt.distributed.delivery import needed
 from jaxsparse_fmt.distributed.distribution import Distribution, placing_mesh
 from jaxsparse_fmt.distributed.halo import Exchange, exchange
-from jaxsparse_fmt.distributed.processes import agree, everyones
+from jaxsparse_fmt.distributed.processes import agree, alone, everyones
 
 Array = jax.Array
 
@@ -67,9 +67,9 @@ class EnteredBasis(Basis):
     def same(self, other: Basis) -> bool:
         return type(self) is type(other) and self.over == getattr(other, "over", None)
 
-    def agree(self, **given: Any) -> None:
-        if not any(isinstance(value, Tracer) for value in given.values()):
-            agree(lambda: given, self.over.mesh)
+    def agree(self, given: Callable[[], dict[str, Any]]) -> None:
+        if not alone(self.over.mesh) and not in_trace():
+            agree(given, self.over.mesh)
 
 
 @pytree
@@ -141,14 +141,14 @@ class ShardedBasis(EnteredBasis):
         blocks = self.has_even_blocks and like is not None and axes <= {*mesh_axes.axes_of(like)[0]}
         return _leave(self, y, self.over.axis if blocks else None)
 
-    def accept(self, x: Any) -> Any:
+    def accept(self, x: Any, given: Any = None) -> Any:
         """The user's vector, moved to the mesh as by `placed`.
 
         Raises:
           ValueError: as `placed`, or the vector is not the same in all processes.
         """
         if x is not None:
-            self.agree(vector=x)
+            self.agree(lambda: {"vector": x if given is None else given})
         return self.placed(x)
 
     def placed(self, x: Any) -> Any:
@@ -162,11 +162,13 @@ class ShardedBasis(EnteredBasis):
             return x
         if not isinstance(x, jax.Array) or not x.committed:
             return self._spread(x)
-        if elsewhere := sorted(map(str, x.sharding.device_set - set(mesh.devices.flat))):
+        if elsewhere := sorted(map(str, x.sharding.device_set - {*mesh.devices.flat})):
             raise ValueError(
                 f"the vector lies on {', '.join(elsewhere[:4])}, outside the mesh of the matrix; place it with "
                 "jax.device_put(x, jax.sharding.NamedSharding(mesh, PartitionSpec()))"
             )
+        if x.is_fully_addressable and not alone(mesh):  # each process has all of it
+            return self._spread(x)
         if isinstance(x.sharding, NamedSharding) and lies_on(x, mesh):
             its: Any = x.sharding.mesh
             if its == mesh or its.abstract_mesh == jax.sharding.get_abstract_mesh():
@@ -178,12 +180,13 @@ class ShardedBasis(EnteredBasis):
         return _noise(self.over, shape, dtype) if self.has_even_blocks else super().noise(shape, dtype)
 
     def _spread(self, x: Any) -> Any:
-        """A vector that is not committed to devices, spread over the mesh in even blocks if n allows them."""
-        if not self.has_even_blocks or self.n == 0:
+        """A vector that every process has whole, spread over the mesh in even blocks if n allows them."""
+        several, even = not alone(self.over.mesh), self.has_even_blocks and self.n > 0
+        if in_trace() if several else not even:  # a program holds no array of several processes
             return x
         self.over.check_context()
-        blocks = NamedSharding(placing_mesh(self.over.mesh), PartitionSpec(self.over.axis))
-        if blocks.is_fully_addressable:
+        blocks = NamedSharding(placing_mesh(self.over.mesh), PartitionSpec(self.over.axis if even else None))
+        if not several:
             return jax.device_put(x, blocks)
         x = np.asarray(x)
         return jax.make_array_from_callback(x.shape, blocks, lambda block: x[block])

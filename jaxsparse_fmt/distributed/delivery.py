@@ -12,10 +12,10 @@ import jax
 import numpy as np
 import scipy.sparse
 from jax import lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 
 from jaxsparse_fmt._types import Csr
-from jaxsparse_fmt.distributed.processes import everyones, of_each
+from jaxsparse_fmt.distributed.processes import everyones, of_each, of_processes, outside_traces, spread_message
 
 Pieces = dict[int, Csr]  # rows by shard
 Messages = dict[int, dict[int, Any]]  # by shard, then by the other shard
@@ -65,12 +65,9 @@ def delivered(make: Callable[[], Messages], mesh: Mesh) -> Messages:
 
 def _moved(message: bytes, size: int, step: int, mesh: Mesh) -> bytes:
     """The message, of at most `size` bytes, of the process `step` before this one; this one's goes `step` ahead."""
-    first = {d.process_index: d for d in mesh.devices.flat}
-    over = NamedSharding(Mesh([first[p] for p in sorted(first)], ("process",)), PartitionSpec("process"))
-    given = np.zeros((1, 1 << (size - 1).bit_length()), np.uint8)  # so that few sizes are compiled
-    given[0, : len(message)] = np.frombuffer(message, np.uint8)
-    sent = jax.make_array_from_callback((len(first), given.shape[1]), over, lambda index: given)
-    return np.asarray(_permuted(sent, step, over).addressable_shards[0].data).tobytes()
+    over, width = of_processes(mesh), 1 << (size - 1).bit_length()  # so that few sizes are compiled
+    moved = lambda: _permuted(spread_message(message, width, over), step, over)  # noqa: E731
+    return outside_traces(lambda: np.asarray(moved().addressable_data(0)).tobytes())
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))

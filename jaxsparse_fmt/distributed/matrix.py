@@ -19,6 +19,7 @@ solver's arithmetic on sharded vectors by itself; the loop of a solve runs insid
 
 import dataclasses
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Self
 
 import jax
@@ -46,6 +47,7 @@ from jaxsparse_fmt.distributed import entries
 from jaxsparse_fmt.distributed.algebra import ShardedAlgebra, of_blocks, with_blocks, with_values
 from jaxsparse_fmt.distributed.basis import EnteredBasis, ShardedBasis, lies_on
 from jaxsparse_fmt.distributed.local import Shards
+from jaxsparse_fmt.distributed.processes import failing_together
 from jaxsparse_fmt.distributed.row_partition import Imbalance
 
 Array = jax.Array
@@ -161,8 +163,9 @@ class ShardedMatrix(ShardedAlgebra):
         """
         if self.domain.over.is_manual:
             return self._piece_of_product(x)
-        self._check_devices()
-        x = self.domain.accept(as_vector(x, self, 1, f"A @ x with A of shape {self.shape} takes x"))
+        with self._failing_together():
+            self._check_devices()
+            x = self.domain.accept(as_vector(x, self, 1, f"A @ x with A of shape {self.shape} takes x"), x)
         return _product(self, x) if self.entered else self.range.leave(_product(self, self.domain.enter(x)), x)
 
     def _piece_of_product(self, x: Any) -> Array:
@@ -191,8 +194,9 @@ class ShardedMatrix(ShardedAlgebra):
         return PartitionSpec(axis) if self.entered and self.domain.over.axis == axis else None
 
     def _transposed(self, y: Any) -> Array:
-        self._check_devices()
-        y = self.range.accept(as_vector(y, self, 0, f"A.T @ y, or yᵀ @ A, with A of shape {self.shape} takes y"))
+        with self._failing_together():
+            self._check_devices()
+            y = self.range.accept(as_vector(y, self, 0, f"A.T @ y, or yᵀ @ A, with A of shape {self.shape} takes y"), y)
         return _back(self, y) if self.entered else self.domain.leave(_back(self, self.range.enter(y)), y)
 
     @property
@@ -237,7 +241,10 @@ class ShardedMatrix(ShardedAlgebra):
     # ----------------------------------------------------------------------------------------------------- values
 
     def _agree(self, **given: Any) -> None:
-        self.range.agree(**given)
+        self.range.agree(lambda: given)
+
+    def _failing_together(self) -> AbstractContextManager[None]:
+        return failing_together(self.range.over.mesh)
 
     def _each(self, f: Callable[[Array], Array]) -> Self:
         """The same matrix with f applied to the values of every block."""
@@ -264,8 +271,9 @@ class ShardedMatrix(ShardedAlgebra):
         Raises:
           ValueError: another shape.
         """
-        self._check_devices()
-        data = self.data_basis.accept(entry_index.checked(data, self.nnz))
+        with self._failing_together():
+            self._check_devices()
+            data = self.data_basis.accept(entry_index.checked(data, self.nnz), data)
         return with_values(self, entries.values_of(self, data))
 
     def data_of(self, gradient: Self) -> Array:

@@ -1,8 +1,11 @@
 """Agreement between processes while a matrix is built, and threads within one process."""
 
+import contextlib
 import dataclasses
+import functools
 import hashlib
 import pickle
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -10,9 +13,10 @@ from typing import Any
 import jax
 import numpy as np
 import scipy.sparse
-from jax.sharding import Mesh
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxsparse_fmt._types import CORES, standard_promotion, x64_enabled
+from jaxsparse_fmt._types import CORES, in_trace, standard_promotion, x64_enabled
 from jaxsparse_fmt.kernels.backends import selection
 
 
@@ -46,38 +50,82 @@ def everyones(make: Callable[[], dict[int, Any]], mesh: Mesh) -> dict[int, Any]:
     """
     if alone(mesh):
         return dict(sorted(make().items()))
-    from jax.experimental import multihost_utils  # slow to import
-
     mine, failure = {}, None
     try:
         mine = make()
     except Exception as error:
         failure = error
-    message = np.frombuffer(pickle.dumps((mine, _portable(failure))), np.uint8)
-    size = np.frombuffer(np.int64(message.size).tobytes(), np.uint8)  # bytes have one length with and without x64
-    sizes = np.asarray(multihost_utils.process_allgather(size)).reshape(-1, 8).view(np.int64)[:, 0]
-    padded = np.pad(message, (0, int(sizes.max()) - message.size))
-    of_process = np.asarray(multihost_utils.process_allgather(padded))
-    if failure is not None:
-        raise failure
+    messages = gathered(pickle.dumps((mine, _portable(failure))), mesh)
     whole: dict[int, Any] = {}
-    for process, (row, size) in enumerate(zip(of_process, sizes, strict=True)):
-        of_one, failure = pickle.loads(row[:size].tobytes())
-        if failure is not None:
+    for process, message in messages.items():
+        of_one, theirs = pickle.loads(message)
+        if failure is None and theirs is not None:
+            failure = theirs
             failure.add_note(f"in process {process}")
-            raise failure
         whole |= of_one
+    if failure is not None:
+        failure.is_known_to_all = True  # pyright: ignore[reportAttributeAccessIssue]
+        raise failure
     return dict(sorted(whole.items()))
+
+
+FIRST = 256  # bytes that travel in the first round; longer messages take a second
+
+
+def gathered(message: bytes, mesh: Mesh) -> dict[int, bytes]:
+    """The message of every process of the mesh, by process; all of them must call this."""
+    first = _in_one_round((np.int64(len(message)).tobytes() + message)[:FIRST], FIRST, mesh)
+    sizes = {process: int(np.frombuffer(of[:8], np.int64)[0]) for process, of in first.items()}
+    found, rest = {process: of[8:] for process, of in first.items()}, max(sizes.values()) - (FIRST - 8)
+    if rest > 0:
+        more = _in_one_round(message[FIRST - 8 :], 1 << (rest - 1).bit_length(), mesh)  # so that few sizes are compiled
+        found = {process: of + more[process] for process, of in found.items()}
+    return {process: of[: sizes[process]] for process, of in found.items()}
+
+
+def _in_one_round(message: bytes, size: int, mesh: Mesh) -> dict[int, bytes]:
+    """The messages of all processes, each padded to this size."""
+    over: Any = of_processes(mesh)
+    rows = outside_traces(lambda: np.asarray(_copied(spread_message(message, size, over), over).addressable_data(0)))
+    return {d.process_index: row.tobytes() for d, row in zip(over.mesh.devices, rows, strict=True)}
+
+
+@functools.lru_cache(maxsize=8)
+def of_processes(mesh: Mesh) -> NamedSharding:
+    """The first device of each process of the mesh, in the order of the processes."""
+    first = {d.process_index: d for d in mesh.devices.flat[::-1]}
+    return NamedSharding(Mesh([first[process] for process in sorted(first)], ("process",)), PartitionSpec("process"))
+
+
+def spread_message(message: bytes, size: int, over: NamedSharding) -> jax.Array:
+    """The messages [processes, size], each on its process."""
+    padded = np.frombuffer(message.ljust(size, b"\0"), np.uint8)[None]
+    return jax.make_array_from_callback((over.mesh.size, size), over, lambda index: padded)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _copied(messages: jax.Array, over: NamedSharding) -> jax.Array:
+    return lax.with_sharding_constraint(messages, NamedSharding(over.mesh, PartitionSpec()))
+
+
+_OUTSIDE = ThreadPoolExecutor(1, "jaxsparse-processes")
+
+
+def outside_traces(f: Callable[[], Any]) -> Any:
+    """f() in another thread, where JAX knows neither the trace nor the mesh of the caller's context."""
+    return _OUTSIDE.submit(f).result()
 
 
 def agree(make: Callable[[], dict[str, Any]], mesh: Mesh) -> dict[str, Any]:
     """make(), after a check that its values, the backend in use and the length of words agree in all processes of the
     mesh, all of which must call this.
 
-    Processes that disagree would wait for each other forever, or compute with parts of different matrices.
+    Processes that disagree would wait for each other forever, or compute with parts of different matrices. They
+    exchange a digest, and the values in words only if digests differ.
 
     Args:
-      make: returns by name arrays, CSR matrices, dataclasses of them, and objects with a `repr`.
+      make: returns by name arrays, CSR matrices, dataclasses of them, and objects with a `repr`. Of an array on
+        devices only dtype and shape are compared.
 
     Raises:
       ValueError: a value differs between two processes; all raise it.
@@ -86,21 +134,43 @@ def agree(make: Callable[[], dict[str, Any]], mesh: Mesh) -> dict[str, Any]:
     if alone(mesh):
         return make()
     made: dict[str, Any] = {}
+    words: dict[str, str] = {}
 
-    def described() -> dict[int, dict[str, str]]:
+    def digest() -> dict[int, bytes]:
         made.update(make())
         decides = {"backend in use": selection.active_backend("auto"), "jax_enable_x64": x64_enabled()} | made
-        return {jax.process_index(): dict(pair for item in decides.items() for pair in _described(*item))}
+        words.update(pair for item in decides.items() for pair in _described(*item))
+        return {jax.process_index(): hashlib.blake2b(repr(words).encode(), digest_size=16).digest()}
 
-    (first, theirs), *others = everyones(described, mesh).items()
-    for process, ours in others:
-        for name, words in theirs.items():
-            if ours[name] != words:
-                raise ValueError(
-                    f"the processes disagree on {name}: {words} in process {first}, {ours[name]} in process {process}; "
-                    "pass the same to this function in all processes"
-                )
-    return made
+    if len({*everyones(digest, mesh).values()}) == 1:
+        return made
+    (first, theirs), *others = everyones(lambda: {jax.process_index(): words}, mesh).items()
+    differ = ((process, name) for process, ours in others for name in theirs if ours[name] != theirs[name])
+    process, name = next(differ)
+    error: Any = ValueError(
+        f"the processes disagree on {name}: {theirs[name]} in process {first}, {dict(others)[process][name]} in "
+        f"process {process}; pass the same to this function in all processes"
+    )
+    error.is_known_to_all = True
+    raise error
+
+
+@contextlib.contextmanager
+def failing_together(mesh: Mesh) -> Iterator[None]:
+    """A context in which an argument that one process refuses is refused by all, at their next agreement.
+
+    Inside a trace processes do not agree, since a program that one of them has kept is not traced again there.
+    """
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        if getattr(error, "is_known_to_all", False) or alone(mesh) or in_trace():
+            raise
+        everyones(functools.partial(_raised, error), mesh)
+
+
+def _raised(error: Exception) -> Any:
+    raise error
 
 
 def _described(name: str, value: Any) -> Iterator[tuple[str, str]]:
@@ -118,9 +188,10 @@ def _described(name: str, value: Any) -> Iterator[tuple[str, str]]:
 
 def _digest(a: Any) -> str:
     words = f"{a.dtype}{list(a.shape)}"
-    if isinstance(a, jax.Array) and not a.is_fully_addressable:  # one array of all processes
+    if isinstance(a, jax.Array):
         return words
-    return f"{words} {hashlib.blake2b(np.ascontiguousarray(a).tobytes(), digest_size=4).hexdigest()}"
+    numbers: Any = np.ascontiguousarray(a).view(np.uint8)
+    return f"{words} {zlib.crc32(numbers):08x}"
 
 
 def _portable(error: Exception | None) -> Exception | None:

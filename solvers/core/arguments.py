@@ -1,10 +1,11 @@
 """Checks of the arguments of solvers, and their conversion into pytrees that jit takes."""
 
+import contextlib
 import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, TypeGuard
+from typing import Any, ParamSpec, TypeGuard, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +18,28 @@ from jaxsparse_fmt._types import (
     owned,
     readable_bytes,
     real_number,
+    standard_promotion,
     whole_number,
 )
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from jaxsparse_fmt.formats import memory
 from solvers.core.diagonal import Diagonal
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+def door(f: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """A function of a matrix under `standard_promotion`; what one process refuses of a sharded matrix, all refuse."""
+    standard = standard_promotion(f)
+
+    @functools.wraps(f)
+    def called(*args: Parameters.args, **keywords: Parameters.kwargs) -> Result:
+        A: Any = args[0] if args else keywords.get("A")
+        with getattr(A, "_failing_together", contextlib.nullcontext)():
+            return standard(*args, **keywords)
+
+    return called
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,6 +241,11 @@ def partition(A: Any, axis: Any) -> Any:
     shard_map over `axis`; None: it cannot.
     """
     return A._partition(axis) if hasattr(A, "_partition") else None
+
+
+def described(M: Any) -> tuple[Any, ...]:
+    """What of an operator decides a program, in words that are the same in all processes."""
+    return type(M).__name__, [(a.shape, str(a.dtype)) for a in jax.tree.leaves(M) if hasattr(a, "dtype")]
 
 
 def preconditioner(M: Any, like: Any, cure: str = "make b complex") -> Any:

@@ -134,13 +134,14 @@ def solver(**changed: Any) -> Callable[[Callable[P, Result]], Callable[P, Result
         signature = bare.replace(parameters=sorted([*shared, *own], key=lambda p: p.kind))
         names = [k for k, p in signature.parameters.items() if p.kind is p.KEYWORD_ONLY]
 
+        called = arguments.door(function)
+
         @functools.wraps(function)
         def checked(*args: P.args, **keywords: P.kwargs) -> Result:
             if unknown := [k for k in keywords if k not in signature.parameters]:
                 here = f": here it is {ELSEWHERE[unknown[0]]!r}" if unknown[0] in ELSEWHERE else ""
                 raise TypeError(f"{function.__name__} has no keyword {unknown[0]!r}{here}; it has {', '.join(names)}")
-            with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # as in `standard_promotion`
-                return function(*args, **(defaults | keywords))  # pyright: ignore[reportCallIssue]
+            return called(*args, **(defaults | keywords))  # pyright: ignore[reportCallIssue]
 
         vars(checked)["__signature__"] = signature
         return checked

@@ -37,7 +37,7 @@ def solve(
       narrow: of a refinement, its inner side.
     """
     M, callback, inner = settings["M"], settings["callback"], None if narrow is None else narrow.inner
-    n, ravel = arguments.unknowns(A, b), arguments.ravel(b, A)
+    n, ravel, vectors = arguments.unknowns(A, b), arguments.ravel(b, A), {"b": b, "x0": x0}
     if ravel is not None:
         b, x0 = ravel.vector(b, "b"), None if x0 is None else ravel.vector(x0, "x0")
         A, M, inner = ravel.function(A, "A"), ravel.function(M, "M"), ravel.function(inner, "inner")
@@ -59,7 +59,7 @@ def solve(
         raise ValueError(
             f"A lies on {basis.devices} devices, over which JAX calls nothing in order; pass progress=, or history=True"
         )
-    basis.agree(b=b, x0=x0, **{name: settings[name] for name in NUMBERS}, **_program_of(method, narrow, settings))
+    basis.agree(lambda: {**vectors, **_program_of(method, narrow, settings)})
     b, x0 = basis.placed(b), basis.placed(x0)
     dtype = arguments.result_dtype(own, b, "A")
     # In 32 bits at least: the square of b's norm may exceed 16.
@@ -77,13 +77,15 @@ def solve(
 
 
 def _program_of(method: Method, narrow: Narrow | None, settings: Any) -> dict[str, Any]:
-    """What decides the program beside the numbers, in words that are the same in all processes."""
+    """What decides the program and its limits, in words that are the same in all processes."""
     start: Any = getattr(method.start, "func", method.start)
     words = f"{start.__module__}.{start.__name__}", getattr(method.start, "keywords", {}), method.keeps
     adjoint = settings["adjoint"]
     if isinstance(adjoint, Adjoint):
         adjoint = adjoint.rtol, adjoint.maxiter, adjoint.truncated
-    return {"method": words, "adjoint": adjoint, "narrow": narrow and (str(narrow.dtype), narrow.drop)}
+    calls = {name: settings[name] is not None for name in ("progress", "callback")}
+    own = {"method": words, "adjoint": adjoint, "narrow": narrow and (str(narrow.dtype), narrow.drop)}
+    return {name: settings[name] for name in NUMBERS} | calls | own | {"M": arguments.described(settings["M"])}
 
 
 def _in_basis(plan: Solve, maps: tuple[Any, ...], basis: Basis, b: Array, x0: Any, limits: Limits) -> Solution:

@@ -64,7 +64,7 @@ class BlockJacobi(checks.Refreshed):
         return block_jacobi(A, self.inverse_blocks.shape[-1])
 
 
-@standard_promotion
+@arguments.door
 def block_jacobi(A: Any, block_size: int) -> BlockJacobi:
     """The inverse of A's block diagonal; works inside jit too.
 
@@ -91,6 +91,8 @@ def block_jacobi(A: Any, block_size: int) -> BlockJacobi:
             f"block_jacobi takes a jaxsparse_fmt matrix or a dense array, got {type(A).__name__}; convert a SciPy "
             "matrix with jaxsparse_fmt.from_scipy"
         )
+    if hasattr(A, "entries"):
+        A._agree(block_size=b)
     inverses, bad = _inverses(A, b)
     if not arguments.is_traced(bad) and bad < len(inverses):
         rows = f"{bad * b} to {min(bad * b + b, n) - 1}"

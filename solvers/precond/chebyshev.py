@@ -108,7 +108,7 @@ class Chebyshev(checks.Refreshed):
         return dataclasses.replace(self, A=A, M=M, bounds=same)
 
 
-@standard_promotion
+@arguments.door
 def chebyshev(A: Any, degree: int = 4, bounds: Any = None, M: Any = None) -> Chebyshev:
     """The Chebyshev polynomial of A, or of M·A, on an interval that holds the upper part of its spectrum.
 

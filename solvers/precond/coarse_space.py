@@ -76,7 +76,7 @@ class CoarseSpace(checks.Refreshed):
         return CoarseSpace(self.W, self.R, _coarse(A, self.W, self.R, M), M)
 
 
-@standard_promotion
+@arguments.door
 def coarse_space(A: Any, W: Any, M: Any = None) -> CoarseSpace:
     """M with a coarse space, so that a solver need not find the modes in the span of W step by step.
 

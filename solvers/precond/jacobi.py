@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxsparse_fmt._types import as_floating, pytree, standard_promotion
+from jaxsparse_fmt._types import as_floating, pytree
+from solvers.core import arguments
 from solvers.core.diagonal import Diagonal
 from solvers.precond import _checks as checks
 
@@ -27,7 +28,7 @@ class Jacobi(Diagonal, checks.Refreshed):
         return jacobi(A)
 
 
-@standard_promotion
+@arguments.door
 def jacobi(A: Any) -> Jacobi:
     """The inverse of A's diagonal; a zero on the diagonal counts as 1, so that M leaves its row unchanged.
 

@@ -154,7 +154,7 @@ def _cycled(M: Multigrid, r: Array) -> Array:
     return x.astype(jnp.result_type(M.dtype, r.dtype))
 
 
-@standard_promotion
+@arguments.door
 def multigrid(
     A: Any,
     B: Any = None,
@@ -258,7 +258,7 @@ def _descended(A: Any, at: Any, most: int, degree: int, dtype: Any) -> tuple[Any
     return at, levels
 
 
-@standard_promotion
+@arguments.door
 def multigrid_from(
     levels: Any, A: Any = None, *, cycle: str = "V", degree: int = _hierarchy.DEGREE, dtype: Any = None
 ) -> Multigrid:

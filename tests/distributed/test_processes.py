@@ -13,7 +13,7 @@ import scipy.sparse as sp
 import jaxsparse_fmt as jsf
 
 ROOT = pathlib.Path(__file__).parents[2]
-PATIENCE = 240  # seconds for all of a test, on a loaded machine
+PATIENCE = 150  # seconds for all of a test, on a loaded machine
 
 
 def free_port() -> int:
@@ -141,7 +141,7 @@ def test_a_process_is_alone_on_a_mesh_of_its_devices_and_a_mesh_of_some_processe
 
 DISAGREE = """
 import sys, jax, numpy as np, jaxsparse_fmt as jsf
-from solvers import Adjoint, cg, precond, refine
+from solvers import Adjoint, cg, eigsh, gmres, precond, refine, solve
 from solvers.precond import _hierarchy, _sharded
 process = int(sys.argv[1])
 jax.distributed.initialize(f"127.0.0.1:{sys.argv[2]}", 2, process)
@@ -174,6 +174,16 @@ refused(lambda: cg(A, b, x0=(None, b)[process]))
 refused(lambda: cg(A, b, one_reduction=process == 1))
 refused(lambda: cg(A, b, adjoint=Adjoint(rtol=(1e-3, 1e-5)[process])))
 refused(lambda: refine(A, b, dtype=("float32", "bfloat16")[process]))
+refused(lambda: cg(A, b, progress=(None, print)[process]))
+refused(lambda: cg(A, b, M=(None, b)[process]))
+refused(lambda: eigsh(A, 2, ncv=(20, 21)[process]))
+refused(lambda: cg(A, b, rtol=(1e-6, -1)[process]))
+refused(lambda: solve(A, b, method=("auto", "cgs")[process]))
+refused(lambda: gmres(A, b, restart=(10, 0)[process]))
+refused(lambda: A @ b[: (64, 60)[process]])
+refused(lambda: A.astype(("float32", "int8")[process]))
+refused(lambda: eigsh(A, (2, 64)[process]))
+refused(lambda: precond.block_jacobi(A, (4, 0)[process]))
 for module, name in ((_sharded.aggregation, "lumped"), (_sharded.aggregation, "sums"), (_hierarchy, "coarse_inverse")):
     kept = getattr(module, name)
     setattr(module, name, None if process == 1 else kept)
@@ -183,14 +193,27 @@ print("solved", bool(cg(A, b).success))
 """
 
 
+REFUSED_BY_ONE = (
+    "rtol must be a number from 0 up; got -1",
+    "method must be one of",
+    "restart must be at least",
+    "A @ x with A of shape (64, 64) takes x",
+    "dtype int8 cannot hold",
+    "k must be below n = 64; got 64",
+    "block_size must be",
+)
+
+
 @pytest.mark.deep
 def test_what_differs_between_processes_is_named_and_nobody_hangs():
     for code, out, err in together(DISAGREE, 2):
         found = re.findall(r"refused: the processes disagree on ([\w ]+): .* in process 0, .* in process 1;", out)
         assert found == [
             *("S", "mode", "dtype", "dtype", "vector", "factor", "dtype", "alpha", "backend in use"),
-            *("jax_enable_x64", "max_coarse", "b", "rtol", "x0", "method", "adjoint", "narrow"),
+            *("jax_enable_x64", "max_coarse", "b", "rtol", "x0", "method", "adjoint", "narrow", "progress", "M", "ncv"),
         ], (out, err)
+        for of_one in REFUSED_BY_ONE:
+            assert f"refused: {of_one}" in out
         assert "refused: starts must be 5 numbers" in out
         assert out.count("refused: 'NoneType' object is not callable") == 3  # of process 1 alone, setting up multigrid
         assert code == 0 and "solved True" in out, (out, err)
