@@ -7,10 +7,10 @@
 The solvers are in the package `solvers`.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from jaxsparse_fmt import choose, io
+from jaxsparse_fmt import choose
+from jaxsparse_fmt._late import import_late
 from jaxsparse_fmt._types import exportable
 from jaxsparse_fmt._version import __version__ as __version__
 from jaxsparse_fmt.algebra import plan
@@ -44,18 +44,13 @@ from jaxsparse_fmt.formats import (
     SELL,
 )
 from jaxsparse_fmt.formats.paired import Paired
-from jaxsparse_fmt.interchange import from_bcoo, from_bcsr, from_cupy, to_bcoo, to_bcsr, to_cupy
 from jaxsparse_fmt.kernels.backends.selection import BACKENDS, use_backend
-from jaxsparse_fmt.saved import load, save
 
 if TYPE_CHECKING:
-    from jaxsparse_fmt import gallery, plot
-    from jaxsparse_fmt.distributed import (
-        ShardedMatrix,
-        boxes,
-        shard,
-        shard_from_rows,
-    )
+    from jaxsparse_fmt import gallery, io, plot
+    from jaxsparse_fmt.distributed import ShardedMatrix, boxes, shard, shard_from_rows
+    from jaxsparse_fmt.interchange import from_bcoo, from_bcsr, from_cupy, to_bcoo, to_bcsr, to_cupy
+    from jaxsparse_fmt.saved import load, save
 
 __all__ = ["BIELL", "BIJAD", "BSR", "COO", "CSC", "CSR", "CSR5", "DIA", "ELL", "ELLR", "ELLRT", "FORMATS", "HDIA"]
 __all__ += ["HLL", "HYB", "JDS", "PELLR", "PJDS", "SELL"]
@@ -66,13 +61,17 @@ __all__ += ["to_bcoo", "to_bcsr", "to_cupy"]
 __all__ += ["BACKENDS", "choose", "gallery", "io", "plot", "save", "use_backend"]
 __all__ += ["ShardedMatrix", "boxes", "shard", "shard_from_rows"]
 
-exportable(*FORMATS.values(), Basis, Paired, Transposed)
+for _cls in (*FORMATS.values(), Basis, Paired, Transposed):
+    exportable(_cls)
 
-
-def __getattr__(name: str) -> Any:
-    """Imports `gallery`, `plot` and the names of `distributed` at their first use; most programs need none."""
-    if name in ("gallery", "plot"):
-        return importlib.import_module(f"jaxsparse_fmt.{name}")
-    if name in __all__:
-        return getattr(importlib.import_module("jaxsparse_fmt.distributed"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+import_late(
+    __name__,
+    {
+        "distributed": "ShardedMatrix boxes shard shard_from_rows",
+        "gallery": "gallery",
+        "interchange": "from_bcoo from_bcsr from_cupy to_bcoo to_bcsr to_cupy",
+        "io": "io",
+        "plot": "plot",
+        "saved": "load save",
+    },
+)

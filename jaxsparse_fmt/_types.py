@@ -21,7 +21,7 @@ import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
-import scipy.sparse
+import scipy
 from jax.core import Tracer
 
 # A canonical CSR matrix: rows sorted, no duplicates, indices in range. A scipy.sparse.csr_array (SciPy ships no types)
@@ -80,19 +80,19 @@ def _attributes(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
     return lambda self: tuple(getattr(self, name) for name in names)
 
 
-def exportable(*classes: type[Any]) -> None:
-    """Registers dataclass pytrees as inputs and outputs of programs that `jax.export` serializes.
+def exportable(cls: Class) -> Class:
+    """Registers a dataclass pytree as an input and output of programs that `jax.export` serializes.
 
-    Their static fields must be Python literals: numbers, strings, None, and tuples of them. A process that loads such a
-    program must have imported the classes.
+    Its static fields must be Python literals: numbers, strings, None, and tuples of them. A process that loads such a
+    program must have imported the class.
     """
-    for cls in classes:
-        jax.export.register_pytree_node_serialization(
-            cls,
-            serialized_name=f"{cls.__module__.partition('.')[0]}.{cls.__qualname__}",
-            serialize_auxdata=lambda static: repr(static).encode(),
-            deserialize_auxdata=lambda written: ast.literal_eval(written.decode()),
-        )
+    jax.export.register_pytree_node_serialization(
+        cls,
+        serialized_name=f"{cls.__module__.partition('.')[0]}.{cls.__qualname__}",
+        serialize_auxdata=lambda static: repr(static).encode(),
+        deserialize_auxdata=lambda written: ast.literal_eval(written.decode()),
+    )
+    return cls
 
 
 def is_on_cpu(a: Any) -> bool:

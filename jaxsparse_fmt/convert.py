@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 import numpy as np
-import scipy.sparse
+import scipy
 from jax.core import Tracer
 
 from jaxsparse_fmt._types import (
@@ -27,7 +27,6 @@ from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.bsr import MAX_COLUMNS
 from jaxsparse_fmt.formats.order import order_of
 from jaxsparse_fmt.formats.paired import Paired
-from jaxsparse_fmt.io import files
 from jaxsparse_fmt.kernels.backends import selection
 
 
@@ -201,6 +200,8 @@ def read_mtx(path: Any, format: str = "auto", dtype: Any = None, **options: Any)
     Raises:
       ValueError: the file is malformed; the message names file and line. FileNotFoundError. And as in `from_scipy`.
     """
+    from jaxsparse_fmt.io import files  # which few programs need
+
     return from_scipy(files.read_mtx(path), format, dtype, **options)
 
 

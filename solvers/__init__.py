@@ -5,30 +5,32 @@ A solve of A·x = b, by a method that suits A; each method has a function of its
     from solvers import solve
     sol = solve(A, b, rtol=1e-8)
     sol.x, sol.status, sol.method, sol.residual_norm
+
+Each name is imported at its first use: `cg` alone needs a third of the modules.
 """
 
-from jaxsparse_fmt._types import exportable
-from jaxsparse_fmt.core.triangular import Triangle
-from solvers import precond
-from solvers.bicgstab import bicgstab
-from solvers.cg import cg
-from solvers.core.settings import Adjoint
-from solvers.direct import Factorized, direct, factorized
-from solvers.eigsh import EigenSolution, eigsh
-from solvers.factors import Factors
-from solvers.fcg import fcg
-from solvers.gmres import gmres
-from solvers.idrs import idrs
-from solvers.lobpcg import lobpcg
-from solvers.lsmr import LeastSquaresSolution, lsmr
-from solvers.minres import minres
-from solvers.precond.incomplete import Swept
-from solvers.precond.multigrid import Level
-from solvers.refine import refine
-from solvers.solution import Solution, SolverError, Status
-from solvers.solve import solve
-from solvers.svds import SingularSolution, svds
-from solvers.triangular import spsolve_triangular
+from typing import TYPE_CHECKING
+
+from jaxsparse_fmt._late import import_late
+
+if TYPE_CHECKING:
+    from solvers import precond
+    from solvers.bicgstab import bicgstab
+    from solvers.cg import cg
+    from solvers.core.settings import Adjoint
+    from solvers.direct import Factorized, direct, factorized
+    from solvers.eigsh import EigenSolution, eigsh
+    from solvers.fcg import fcg
+    from solvers.gmres import gmres
+    from solvers.idrs import idrs
+    from solvers.lobpcg import lobpcg
+    from solvers.lsmr import LeastSquaresSolution, lsmr
+    from solvers.minres import minres
+    from solvers.refine import refine
+    from solvers.solution import Solution, SolverError, Status
+    from solvers.solve import solve
+    from solvers.svds import SingularSolution, svds
+    from solvers.triangular import spsolve_triangular
 
 __all__ = [
     "Adjoint",
@@ -57,6 +59,25 @@ __all__ = [
     "svds",
 ]
 
-exportable(Solution, EigenSolution, LeastSquaresSolution, SingularSolution)
-exportable(precond.BlockJacobi, precond.Chebyshev, precond.CoarseSpace, precond.Incomplete)
-exportable(Swept, precond.Jacobi, precond.Multigrid, Level, precond.IncompleteFactors, Factorized, Factors, Triangle)
+import_late(
+    __name__,
+    {
+        "bicgstab": "bicgstab",
+        "cg": "cg",
+        "core.settings": "Adjoint",
+        "direct": "direct factorized Factorized",
+        "eigsh": "eigsh EigenSolution",
+        "fcg": "fcg",
+        "gmres": "gmres",
+        "idrs": "idrs",
+        "lobpcg": "lobpcg",
+        "lsmr": "lsmr LeastSquaresSolution",
+        "minres": "minres",
+        "precond": "precond",
+        "refine": "refine",
+        "solution": "Solution SolverError Status",
+        "solve": "solve",
+        "svds": "svds SingularSolution",
+        "triangular": "spsolve_triangular",
+    },
+)

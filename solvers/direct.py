@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jaxsparse_fmt._types import in_trace, pytree, standard_promotion
+from jaxsparse_fmt._types import exportable, in_trace, pytree, standard_promotion
 from solvers import factors
 from solvers.core import arguments
 from solvers.core.iterate import Method, holding
@@ -44,6 +44,7 @@ def step(space: Space, A: Map, M: Map, work: Work) -> tuple[Work, Array, Array]:
 METHOD = Method(lambda space, A, M, r, last: Work(jnp.zeros_like(r), r), holding(step), self_adjoint=False)
 
 
+@exportable
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False)
 class Factorized(factors.Inverse):

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jaxsparse_fmt._types import floating_dtype, pytree
+from jaxsparse_fmt._types import exportable, floating_dtype, pytree
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import Basis
 from solvers.core import arguments, iterate, opaque, program, stopping
@@ -58,6 +58,7 @@ MESSAGES = {
 }
 
 
+@exportable
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class EigenSolution(Outcome):

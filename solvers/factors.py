@@ -15,10 +15,10 @@ from typing import Any, NamedTuple, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.sparse
+import scipy
 from jax import Array, lax
 
-from jaxsparse_fmt._types import CsrArrays, pytree, standard_promotion
+from jaxsparse_fmt._types import CsrArrays, exportable, pytree, standard_promotion
 from jaxsparse_fmt.core.triangular import Triangle
 from solvers.core import arguments
 from solvers.core.diagonal import operand, rows_scaled
@@ -31,6 +31,7 @@ KEPT = 4  # factors that the host keeps for the programs that factor
 DIGEST = 16  # bytes
 
 
+@exportable
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False)
 class Factors:

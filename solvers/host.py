@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 import numpy as np
-import scipy.sparse
+import scipy
 
 from jaxsparse_fmt._types import concrete
 from jaxsparse_fmt.core.kept import Kept

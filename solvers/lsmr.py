@@ -20,7 +20,7 @@ import numpy as np
 from jax import Array, lax
 from jax.core import Tracer
 
-from jaxsparse_fmt._types import owned, pytree
+from jaxsparse_fmt._types import exportable, owned, pytree
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from solvers.core import arguments, iterate, opaque, program
@@ -38,6 +38,7 @@ from solvers.solution import Solution, Status
 ROUNDING = 10  # times eps·‖A‖·‖b‖: normal residuals that are rounding
 
 
+@exportable
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class LeastSquaresSolution(Solution):

@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 from jax.core import Tracer
 
-from jaxsparse_fmt._types import pytree, standard_promotion
+from jaxsparse_fmt._types import exportable, pytree, standard_promotion
 from solvers.core.space import HERE, length
 from solvers.core.vectors import ratio
 
@@ -149,6 +149,7 @@ class Told(tuple[str, ...]):
         return 0
 
 
+@exportable
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Solution(Outcome):

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxsparse_fmt._types import pytree
+from jaxsparse_fmt._types import exportable, pytree
 from solvers.core import arguments
 from solvers.core.scaling import scaled
 from solvers.core.space import HERE, exponent, length
@@ -18,6 +18,7 @@ from solvers.eigsh import MESSAGES, eigsh
 from solvers.solution import Outcome
 
 
+@exportable
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class SingularSolution(Outcome):

@@ -10,7 +10,7 @@ from tests.process import ROOT, printed
 
 # A line may import what stands in a line above it; modules of one folder import each other, without circles.
 FLOORS = (
-    "_types _version",
+    "_types _version _late",
     "io kernels models gallery",
     "core",
     "formats",
@@ -37,11 +37,13 @@ ALLOWED = {
 }
 # Modules of the solvers that import more: SciPy, other libraries, and the functions that make matrices.
 SOLVERS_ALLOWED = {
-    "solvers": {"jaxsparse_fmt.core.triangular"},
+    "solvers": {"jaxsparse_fmt._late"},
+    "solvers.precond": {"jaxsparse_fmt._late"},
     "solvers.core.arguments": {"jaxsparse_fmt.formats.memory"},
     "solvers.core.interrupts": {"jaxsparse_fmt.kernels.backends.jax_versions"},
     "solvers.core.program": {"jaxsparse_fmt.kernels.backends.jax_versions"},
     "solvers.triangular": {"scipy", "jaxsparse_fmt.core.triangular"},
+    "solvers.direct": {"scipy"},
     "solvers.factors": {"scipy", "jaxsparse_fmt.core.triangular"},
     "solvers.host": {
         *("scipy", "jaxsparse_fmt.core.kept", "jaxsparse_fmt.kernels.cpu.elimination"),
@@ -168,10 +170,17 @@ def test_solvers_know_only_the_operator_protocol_and_the_basis():
         assert ours <= OPERATOR | SOLVERS_ALLOWED.get(own, set()), own
 
 
-def test_importing_the_package_and_the_solvers_leaves_heavy_modules_alone():
-    told = printed("-c", "import sys, jaxsparse_fmt; print(*sys.modules); import solvers; print(*sys.modules)")
-    package, both = (line.split() for line in told.splitlines())
-    heavy = ("matplotlib", "rich", "numba", "jax.experimental.pallas")
-    ours = ("solvers", *(f"jaxsparse_fmt.{name}" for name in ("cli.main", "plot", "distributed")))
-    assert not [name for name in package if name.startswith((*heavy, *ours))]
-    assert not [name for name in both if name.startswith((*heavy, "pyamg", "lineax", "equinox"))]
+def test_importing_the_packages_and_a_method_leaves_heavy_modules_alone():
+    code = "import jaxsparse_fmt, solvers; print(*sys.modules); from solvers import cg; print(*sys.modules)"
+    packages, method = (set(line.split()) for line in printed("-c", "import sys; " + code).splitlines())
+    heavy = ("matplotlib", "rich", "numba", "jax.experimental.pallas", "pyamg", "lineax", "equinox", "scipy.sparse.")
+    assert not [name for name in method if name.startswith(heavy)] and "scipy.sparse" not in method
+    late = {f"jaxsparse_fmt.{name}" for name in ("cli", "plot", "io", "gallery", "saved", "interchange", "distributed")}
+    assert not late & method
+    assert {name for name in packages if top(name) == "solvers"} == {"solvers"}
+    assert not {f"solvers.{name}" for name in ("eigsh", "lsmr", "solve", "precond.multigrid")} & method
+
+
+def test_a_name_that_its_module_has_too_is_the_function_whoever_imports_first():
+    code = "import solvers.precond.ilu, solvers.direct; from solvers import direct, precond, cg; import solvers.cg as c"
+    assert printed("-c", code + "; print(*map(callable, (direct, precond.ilu, cg, c)))").split() == ["True"] * 4

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.sparse
+import scipy
 from jax.core import Tracer
 
 from jaxsparse_fmt._types import as_floating, requested_dtype, whole_number

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
-import scipy.sparse
+import scipy
 from jax.core import Tracer
 
 from jaxsparse_fmt._types import Csr, CsrArrays, Target, concrete, index_dtype, is_on_cpu

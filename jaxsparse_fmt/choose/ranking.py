@@ -13,7 +13,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-import scipy.sparse
+import scipy
 
 from jaxsparse_fmt._types import Csr, CsrArrays, Target, check_choice, floating_dtype, readable_bytes, readable_seconds
 from jaxsparse_fmt.core.matrix import FORMATS, SparseMatrix, build

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
-import scipy.sparse
+import scipy
 
 from jaxsparse_fmt._types import Array, Csr, CsrArrays, pytree
 from jaxsparse_fmt.core import entry_index

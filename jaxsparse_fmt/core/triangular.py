@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array, lax
 from jax.interpreters import batching
 
-from jaxsparse_fmt._types import Csr, pytree, standard_promotion
+from jaxsparse_fmt._types import Csr, exportable, pytree, standard_promotion
 from jaxsparse_fmt.core import form, mesh_axes
 from jaxsparse_fmt.core.vector_passes import platform_primitive
 from jaxsparse_fmt.kernels import spmv_cpu
@@ -26,6 +26,7 @@ from jaxsparse_fmt.kernels.cpu.over_rows import over_rows
 LEAST_WIDTH = 64  # entries of a chunk, at least
 
 
+@exportable
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False)
 class Triangle:

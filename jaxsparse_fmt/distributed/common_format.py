@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import jax
 import numpy as np
-import scipy.sparse
+import scipy
 from jax.sharding import Mesh
 
 from jaxsparse_fmt._types import Csr, Target, check_choice

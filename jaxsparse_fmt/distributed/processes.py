@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
-import scipy.sparse
+import scipy
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 

@@ -29,7 +29,7 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.sparse
+import scipy
 from jax import lax
 from jax.core import Tracer
 

@@ -7,7 +7,7 @@ the part of x that a product reads stays in the L1 cache, differences of columns
 from typing import Any
 
 import numpy as np
-import scipy.sparse
+import scipy
 
 from jaxsparse_fmt._types import Csr
 

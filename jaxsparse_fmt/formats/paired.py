@@ -19,7 +19,7 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.sparse
+import scipy
 from jax.core import Tracer
 
 from jaxsparse_fmt._types import Array, Csr, concrete, index_dtype, is_on_cpu, pytree

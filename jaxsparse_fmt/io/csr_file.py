@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy.sparse
+import scipy
 
 from jaxsparse_fmt._types import Csr, index_dtype, replacing
 

@@ -10,7 +10,7 @@ import warnings
 from typing import Any, BinaryIO
 
 import numpy as np
-import scipy.sparse as sp
+import scipy
 from numpy.typing import ArrayLike
 
 from jaxsparse_fmt._types import replacing
@@ -24,7 +24,7 @@ PathLike = str | os.PathLike[str]
 VECTOR_SUFFIXES = (".mtx", ".mtx.gz", ".npy", ".txt")
 
 
-def read_mtx(path: PathLike | BinaryIO) -> sp.csr_array:
+def read_mtx(path: PathLike | BinaryIO) -> "scipy.sparse.csr_array":
     """Read a Matrix Market file (Boisvert, Pozo, Remington, NISTIR 5935, 1996) as canonical CSR.
 
     Symmetric, skew-symmetric and Hermitian files are expanded, and entries that occur twice are summed.
@@ -52,7 +52,7 @@ def read_mtx(path: PathLike | BinaryIO) -> sp.csr_array:
         ValueError: not Matrix Market, or malformed; the message names the file, the line and the cure.
             Sizes that a file of this length cannot hold are refused before anything is allocated.
     """
-    return sp.csr_array(parse(path))
+    return scipy.sparse.csr_array(parse(path))
 
 
 def read_vector(path: PathLike) -> np.ndarray:
@@ -80,7 +80,7 @@ def read_vector(path: PathLike) -> np.ndarray:
         x = _read_text(path) if kind == ".txt" else parse(path)
     if x.ndim != 1 and not (x.ndim == 2 and 1 in x.shape):
         raise ValueError(f"{path}: a vector has shape n, n × 1 or 1 × n, but this has {x.shape}")
-    return _numbers(x.toarray() if sp.issparse(x) else x, path).ravel()
+    return _numbers(x.toarray() if scipy.sparse.issparse(x) else x, path).ravel()
 
 
 def write_vector(
@@ -122,9 +122,9 @@ def write_mtx(path: PathLike, matrix: Any) -> None:
     path = os.fspath(path)
     kind = _kind(path, ".mtx", ".mtx.gz")
     matrix = matrix.to_scipy() if hasattr(matrix, "to_scipy") else matrix
-    if not sp.issparse(matrix):
+    if not scipy.sparse.issparse(matrix):
         raise ValueError(f"write_mtx needs a scipy.sparse matrix, got {type(matrix).__name__}")
-    entries = sp.csr_array(matrix).tocoo()
+    entries = scipy.sparse.csr_array(matrix).tocoo()
     if entries.ndim != 2:
         raise ValueError(f"write_mtx needs two dimensions, got shape {entries.shape}")
     entries.data = _numbers(entries.data, "the matrix")
@@ -165,7 +165,7 @@ def _kind(path: str, *kinds: str) -> str:
     raise ValueError(f"{path}: unknown extension; use one of {', '.join(kinds)}")
 
 
-def _mmwrite(file: BinaryIO, kind: str, matrix: np.ndarray | sp.coo_array) -> None:
+def _mmwrite(file: BinaryIO, kind: str, matrix: "np.ndarray | scipy.sparse.coo_array") -> None:
     from scipy.io import mmwrite
 
     if kind == ".mtx":

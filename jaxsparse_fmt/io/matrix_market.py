@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO, cast
 
 import numpy as np
-import scipy.sparse as sp
+import scipy
 
 from jaxsparse_fmt.io import mtx_entries
 from jaxsparse_fmt.io.mtx_entries import LONGEST, Head, fault, shown
@@ -61,7 +61,7 @@ _EMPTY_ROWS = 10**8  # rows that a small file may claim: 0.8 GB of row pointers
 _CUT = "it is cut short, or the size line is wrong"
 
 
-def parse(source: Any) -> sp.coo_array | np.ndarray:
+def parse(source: Any) -> "scipy.sparse.coo_array | np.ndarray":
     """The matrix of a file, expanded, float64 or complex128, with duplicates not yet summed.
 
     Args:
@@ -177,7 +177,7 @@ def _read_line(path: str, file: BinaryIO, number: int) -> bytes:
     return line
 
 
-def _coordinates(head: Head, row: np.ndarray, col: np.ndarray, value: np.ndarray) -> sp.coo_array:
+def _coordinates(head: Head, row: np.ndarray, col: np.ndarray, value: np.ndarray) -> "scipy.sparse.coo_array":
     """All entries, and behind them their mirror images. Raises ValueError for what the symmetry excludes."""
     if head.symmetry != "general":
         _check_triangle(head, row, col)
@@ -185,7 +185,7 @@ def _coordinates(head: Head, row: np.ndarray, col: np.ndarray, value: np.ndarray
         _check_diagonal(head, value[~beside])
         value = np.concatenate([value, _mirrored(head, value[beside])])
         row, col = np.concatenate([row, col[beside]]), np.concatenate([col, row[beside]])
-    return sp.coo_array((value, (row, col)), shape=head.shape)
+    return scipy.sparse.coo_array((value, (row, col)), shape=head.shape)
 
 
 def _array(

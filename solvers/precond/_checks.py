@@ -5,7 +5,7 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.sparse
+import scipy
 
 from jaxsparse_fmt._types import check_keeps_imaginary, floating_dtype, standard_promotion
 from solvers.core import arguments

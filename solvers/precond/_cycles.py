@@ -13,10 +13,11 @@ from typing import Any, Self
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxsparse_fmt._types import pytree
+from jaxsparse_fmt._types import exportable, pytree
 from solvers.core.diagonal import rows_scaled
 
 
+@exportable
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Level:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.sparse
+import scipy
 from jax import Array, lax
 from jax.sharding import NamedSharding, PartitionSpec
 

@@ -18,13 +18,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jaxsparse_fmt._types import owned, pytree, standard_promotion
+from jaxsparse_fmt._types import exportable, owned, pytree, standard_promotion
 from solvers.core import arguments
 from solvers.core.diagonal import operand
 from solvers.core.vectors import matmul
 from solvers.precond import _checks as checks
 
 
+@exportable
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False)
 class BlockJacobi(checks.Refreshed):

@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 
-from jaxsparse_fmt._types import pytree, standard_promotion
+from jaxsparse_fmt._types import exportable, pytree, standard_promotion
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from solvers.core import arguments
 from solvers.core.diagonal import operand
@@ -30,6 +30,7 @@ LANCZOS_STEPS, SAFETY = 10, 1.05
 ROUNDING = 1e-4
 
 
+@exportable
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False)
 class Chebyshev(checks.Refreshed):

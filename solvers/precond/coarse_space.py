@@ -18,10 +18,10 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.sparse
+import scipy
 from jax import Array, lax
 
-from jaxsparse_fmt._types import concrete, floating_dtype, owned, pytree, standard_promotion
+from jaxsparse_fmt._types import concrete, exportable, floating_dtype, owned, pytree, standard_promotion
 from jaxsparse_fmt.convert import from_scipy
 from jaxsparse_fmt.kernels.cpu import aggregation
 from solvers.core import arguments
@@ -35,6 +35,7 @@ from solvers.precond.jacobi import jacobi
 TOGETHER = 8  # columns of W that A multiplies at once in the set-up, which needs two such blocks of vectors
 
 
+@exportable
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False)
 class CoarseSpace(checks.Refreshed):

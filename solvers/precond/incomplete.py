@@ -14,10 +14,10 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.sparse
+import scipy
 from jax import Array, lax
 
-from jaxsparse_fmt._types import Csr, concrete, is_on_cpu, pytree, standard_promotion
+from jaxsparse_fmt._types import Csr, concrete, exportable, is_on_cpu, pytree, standard_promotion
 from jaxsparse_fmt.algebra import patterns
 from jaxsparse_fmt.convert import from_scipy
 from jaxsparse_fmt.core.triangular import Triangle
@@ -47,6 +47,7 @@ BY_SWEEPS = {
 }
 
 
+@exportable
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False)
 class Swept:
@@ -64,6 +65,7 @@ class Swept:
         return lax.fori_loop(0, self.sweeps, lambda _, y: (r - self.N @ y).astype(r.dtype), r, unroll=10)
 
 
+@exportable
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False)
 class Incomplete(factors.Inverse):

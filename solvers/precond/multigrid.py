@@ -20,12 +20,13 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.sparse
+import scipy
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 
 from jaxsparse_fmt._types import (
     concrete,
+    exportable,
     floating_dtype,
     pytree,
     readable_bytes,
@@ -50,6 +51,7 @@ MAX_COARSE = 500
 LONG = 8  # times the mean: rows that csr's product waits for
 
 
+@exportable
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Multigrid:

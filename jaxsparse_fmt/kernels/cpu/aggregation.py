@@ -9,7 +9,7 @@ import itertools
 from typing import Any
 
 import numpy as np
-import scipy.sparse
+import scipy
 
 from jaxsparse_fmt._types import CORES
 from jaxsparse_fmt.kernels.cpu.over_rows import in_pieces, in_threads, over_rows
