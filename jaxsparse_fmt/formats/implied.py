@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.sparse
+import scipy
 
 from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.formats import building, merging, statistics
