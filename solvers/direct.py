@@ -72,10 +72,12 @@ class Factorized(factors.Inverse):
 def factorized(A: Any) -> Factorized:
     """The LU factors of a sparse matrix, for many right-hand sides, or as the M of a solver; as SciPy's `splu`.
 
-    The host factors in 64 bits, by SuperLU with partial pivoting; the factors are stored in A's dtype, in 32 bits at
-    least. A solve is two triangular solves: on a CPU by rows in a native kernel, elsewhere by levels. If A is traced,
-    inside jit or under a derivative, the host factors and solves at run time; it keeps the last few factors, and reuses
-    the order of the columns for new values on the same pattern; SciPy's interface to SuperLU lets it keep no more.
+    The host factors in 64 bits, by SuperLU: a symmetric pattern with a strong diagonal in the order MMD of A + Aᵀ, with
+    pivots on the diagonal as far as they serve, any other in the order COLAMD, with partial pivoting. The factors are
+    stored in A's dtype, in 32 bits at least. A solve is two triangular solves: on a CPU by rows in a native kernel,
+    elsewhere by levels. If A is traced, inside jit or under a derivative, the host factors and solves at run time; it
+    keeps the last few factors, and reuses the order of the columns for new values on the same pattern; SciPy's
+    interface to SuperLU lets it keep no more.
 
     Args:
       A: [n, n] jaxsparse_fmt matrix on one device, in any format.
@@ -189,19 +191,13 @@ def _by_host(A: Any, b: Array, x0: Any, settings: Any) -> Solution | None:
 
 def _cause(host: Host, found: Any, x: np.ndarray, size: np.ndarray, b_norm: np.ndarray, least: np.ndarray) -> Any:
     """The statuses of a refined x on the host, where it misses the tolerance `least`."""
-    from scipy.sparse import linalg
-
     S, eps = host.S, jnp.finfo(x.dtype).eps
     A_norm = np.sqrt(np.max(abs(S).power(2).sum(axis=0)))  # from below: the longest column
     limit = np.minimum(ROUNDED * eps * (A_norm * _length(x) + b_norm), eps**0.25 * b_norm)
     is_rounding = (size <= limit) & (least >= eps * b_norm)
     if np.all(is_rounding | (size <= least)):
         return np.int32(Status.ROUNDED)
-    of_inverse = linalg.LinearOperator(
-        S.shape, lambda v: found.solve(v, "N"), rmatvec=lambda v: np.conj(found.solve(np.conj(v), "T")), dtype=S.dtype
-    )
-    condition = linalg.norm(S, 1) * linalg.onenormest(of_inverse)
-    otherwise = Status.STAGNATION if condition * eps < 0.1 else Status.SINGULAR
+    otherwise = Status.STAGNATION if found.condition(S) * eps < 0.1 else Status.SINGULAR
     return np.where(np.isfinite(b_norm), np.where(is_rounding, Status.ROUNDED, otherwise), Status.NON_FINITE)
 
 

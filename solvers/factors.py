@@ -1,21 +1,17 @@
 """Sparse factors of a matrix as operators: permutations, two triangles, and the pivots between them.
 
-SuperLU (Li 2005, as SciPy has it) factors on the host: with rows and columns permuted, A = (I + N)·D·(I + V) for N
-strictly lower and V strictly upper triangular. So A⁻¹·r is a permutation, a triangular solve, a scaling, another
-triangular solve, and a permutation (`Factors`). If A is traced, the shapes of its factors are not known: then a call of
-the host factors, and others solve (`HostFactors`).
+SuperLU factors on the host: with rows and columns permuted, A = (I + N)·D·(I + V) for N strictly lower and V strictly
+upper triangular. So A⁻¹·r is a permutation, a triangular solve, a scaling, another triangular solve, and a permutation
+(`Factors`). If A is traced, the shapes of its factors are not known: then a call of the host factors, and others solve
+(`HostFactors`).
 """
 
-import contextlib
 import dataclasses
-import functools
-import hashlib
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy
 from jax import Array, lax
 
 from jaxsparse_fmt._types import CsrArrays, exportable, pytree, standard_promotion
@@ -25,10 +21,7 @@ from solvers.core.diagonal import operand, rows_scaled
 from solvers.host import Host, hosted
 from solvers.precond import _checks as checks
 from solvers.solution import SolverError, Status
-
-Recipe = tuple[Any, ...]  # ("lu",), ("cholesky",), or ("ilu", drop_tol, fill)
-KEPT = 4  # factors that the host keeps for the programs that factor
-DIGEST = 16  # bytes
+from solvers.superlu import DIGEST, OnHost, Recipe, digest_of, factored, kept
 
 
 @exportable
@@ -105,7 +98,7 @@ class HostFactors:
         n, recipe, way = self.n, self.recipe, "T" if self.is_transposed else "N"
 
         def host(row: Any, col: Any, values: Any, digest: Any, r: Any) -> Any:
-            found = _kept(n, recipe, row, col, values, np.asarray(digest).tobytes())
+            found = kept(n, recipe, row, col, values, np.asarray(digest).tobytes())
             return np.full(r.shape, np.nan, dtype) if found is None else found.solve(np.asarray(r), way).astype(dtype)
 
         given = self.row, self.col, self.values, self.digest, r
@@ -182,19 +175,19 @@ def _checked(A: Any, maker: str) -> Any:
     return A
 
 
-def on_host(A: Any, recipe: Recipe, maker: str) -> tuple[Host, "OnHost"]:
+def on_host(A: Any, recipe: Recipe, maker: str) -> tuple[Host, OnHost]:
     """A on the host, and its factors. Errors as of `made`."""
     host = hosted(_checked(A, maker))
     if not host.finite:
         raise SolverError(Status.NON_FINITE, f"{maker} needs finite entries, and A has a NaN or an infinity")
-    return host, OnHost(_factored(host, recipe, maker), slice(None), host.S.dtype)
+    return host, factored(host, recipe, maker)
 
 
 def _traced(n: int, recipe: Recipe, row: Array, col: Array, values: Array) -> HostFactors:
     def host(row: Any, col: Any, values: Any) -> np.ndarray:
         row, col, values = map(np.asarray, (row, col, values))
-        digest = _digest(n, recipe, row, col, values)
-        _kept(n, recipe, row, col, values, digest)
+        digest = digest_of(n, recipe, row, col, values)
+        kept(n, recipe, row, col, values, digest)
         return np.frombuffer(digest, np.uint8)
 
     shape = jax.ShapeDtypeStruct((DIGEST,), np.uint8)
@@ -202,37 +195,7 @@ def _traced(n: int, recipe: Recipe, row: Array, col: Array, values: Array) -> Ho
     return HostFactors(row, col, values, digest, n, recipe)
 
 
-def _factored(host: Host, recipe: Recipe, maker: str, order: Any = None) -> Any:
-    """SuperLU's factors of A[:, order]; None: SuperLU orders the columns.
-
-    SolverError: a pivot is zero. ValueError: the factors do not fit into the memory.
-    """
-    from scipy.sparse import linalg  # which takes 0.1 s
-
-    S, by = (host.S, "COLAMD") if order is None else (host.S[:, order], "NATURAL")
-    if recipe[0] == "ilu":
-        entries = int(recipe[2] * S.nnz)
-        what, cure = f"incomplete factors of at most {entries:,} entries", "take a smaller fill"
-        arguments.check_free_memory(2 * (S.dtype.itemsize + 4) * entries, what, cure, arguments.memory.of_host)
-    elif order is None:
-        host.check_memory()
-    try:
-        if recipe[0] == "lu":
-            return linalg.splu(S, permc_spec=by)
-        if recipe[0] == "cholesky":  # no pivoting
-            options: Any = {"SymmetricMode": True}
-            return linalg.splu(S, permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options=options)
-        return linalg.spilu(S, drop_tol=recipe[1], fill_factor=recipe[2], permc_spec=by)
-    except RuntimeError as error:
-        raise SolverError(Status.SINGULAR, f"{maker}: {error}; {Status.SINGULAR.message}") from None
-    except MemoryError:
-        raise ValueError(
-            f"the factors of a matrix of {S.shape[0]:,} rows and {S.nnz:,} entries do not fit into the memory; take a "
-            "Krylov method with precond.multigrid, or precond.ilu with a smaller fill"
-        ) from None
-
-
-def split(found: "OnHost", dtype: Any) -> Factors:
+def split(found: OnHost, dtype: Any) -> Factors:
     """SuperLU's factors as ours. SuperLU stores columns, which are rows of the transposes. SolverError: overflow."""
     made = found.made
     D = made.U.diagonal()
@@ -241,7 +204,8 @@ def split(found: "OnHost", dtype: Any) -> Factors:
         inverse = (1 / D).astype(dtype)
     if not all(np.all(np.isfinite(a)) for a in (lower.values, upper.values, inverse)):
         raise SolverError(Status.SINGULAR, f"the factors overflow {dtype}: {Status.SINGULAR.message}")
-    rows, cols = np.argsort(made.perm_r).astype(np.int32), made.perm_c.astype(np.int32)
+    n = np.arange(made.shape[0], dtype=np.int32)
+    rows, cols = n[found.rows][np.argsort(made.perm_r)], made.perm_c[np.argsort(n[found.cols])].astype(np.int32)
     parts: Any = inverse, lower.T, upper.T, rows, cols
     return Factors(*parts)
 
@@ -254,55 +218,3 @@ def _triangle(S: Any, upper: bool, dtype: Any, D: np.ndarray | None = None) -> T
     data = (data if D is None else data / D[row]).astype(dtype, copy=False)
     ptr = S.indptr - np.arange(n + 1, dtype=row.dtype)  # every column has its entry on the diagonal
     return Triangle.of(CsrArrays(data, row, ptr, S.shape), upper)
-
-
-# -------------------------------------------------------------------------------------------------- kept by the host
-
-_recent = functools.lru_cache(KEPT)(lambda digest: [])  # by the digest of entries, `OnHost` or None once it is known
-_orders = functools.lru_cache(KEPT)(lambda digest: [])  # of columns, by the digest of a pattern
-
-
-class OnHost(NamedTuple):
-    """SuperLU's factors of A[:, order], and their dtype, the only one that they solve in."""
-
-    made: Any
-    order: Any
-    dtype: np.dtype
-
-    def solve(self, r: Any, way: str) -> np.ndarray:
-        """A⁻¹·r, or with the way "T" A⁻ᵀ·r."""
-        if r.dtype.kind == "c" and self.dtype.kind != "c":
-            return self.solve(r.real, way) + 1j * self.solve(r.imag, way)
-        r = np.ascontiguousarray(r, self.dtype)
-        if way == "T":
-            return self.made.solve(r[self.order], way)
-        x = np.empty_like(r)
-        x[self.order] = self.made.solve(r, way)
-        return x
-
-
-def _digest(n: int, recipe: Recipe, *arrays: np.ndarray) -> bytes:
-    found = hashlib.blake2b(repr((n, recipe)).encode(), digest_size=DIGEST)
-    for a in arrays:
-        found.update(np.ascontiguousarray(a).data)
-    return found.digest()
-
-
-def _kept(n: int, recipe: Recipe, row: Any, col: Any, values: Any, digest: bytes) -> OnHost | None:
-    """The factors of these entries, None if they have none. Matrices of one pattern share the order of the columns."""
-    place = _recent(digest)
-    if place:
-        return place[0]
-    row, col, values = map(np.asarray, (row, col, values))
-    found = None
-    if np.all(np.isfinite(values)):
-        host = Host(scipy.sparse.csc_array((values, (row, col)), shape=(n, n)))
-        orders = _orders(_digest(n, recipe, row, col))
-        order = orders[0] if orders else None  # once, since other threads append meanwhile
-        with contextlib.suppress(SolverError, ValueError):
-            made = _factored(host, recipe, "A", order)
-            found = OnHost(made, np.arange(n) if order is None else order, host.S.dtype)
-            if order is None:
-                orders.append(np.argsort(made.perm_c))
-    place.append(found)
-    return found

@@ -43,8 +43,8 @@ SOLVERS_ALLOWED = {
     "solvers.core.interrupts": {"jaxsparse_fmt.kernels.backends.jax_versions"},
     "solvers.core.program": {"jaxsparse_fmt.kernels.backends.jax_versions"},
     "solvers.triangular": {"scipy", "jaxsparse_fmt.core.triangular"},
-    "solvers.direct": {"scipy"},
-    "solvers.factors": {"scipy", "jaxsparse_fmt.core.triangular"},
+    "solvers.factors": {"jaxsparse_fmt.core.triangular"},
+    "solvers.superlu": {"scipy"},
     "solvers.host": {
         *("scipy", "jaxsparse_fmt.core.kept", "jaxsparse_fmt.kernels.cpu.elimination"),
         "jaxsparse_fmt.kernels.cpu.over_rows",

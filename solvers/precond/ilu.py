@@ -25,8 +25,9 @@ class IncompleteFactors(factors.Inverse, checks.Refreshed):
 def ilu(A: Any, *, drop_tol: float = 1e-4, fill: float = 10.0) -> IncompleteFactors:
     """The preconditioner of incomplete LU factors with fill, for any square matrix; as SciPy's `spilu`.
 
-    Rows are pivoted and columns ordered, so the diagonal may have zeros. The host factors, in 64 bits; an application
-    is two triangular solves, on a CPU in a native kernel, elsewhere by levels. Derivatives take M as constant.
+    Rows are pivoted and columns ordered as by `factorized`, so the diagonal may have zeros. The host factors, in 64
+    bits; an application is two triangular solves, on a CPU in a native kernel, elsewhere by levels. Derivatives take M
+    as constant.
 
     Args:
       A: [n, n] jaxsparse_fmt matrix on one device, in any format. M is not symmetric, even if A is. If A is traced, the

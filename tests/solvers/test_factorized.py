@@ -12,7 +12,7 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
-from solvers import SolverError, Status, direct, factorized, factors, gmres, refine
+from solvers import SolverError, Status, direct, factorized, gmres, refine, superlu
 from tests.lowering import quick_jit
 
 N = 30
@@ -200,7 +200,7 @@ def test_an_x_that_only_its_dtype_keeps_from_the_tolerance_comes_from_the_host_a
 
 def test_threads_that_factor_one_pattern_at_once_have_the_order_of_their_own_factors(monkeypatch):
     row, col = (np.asarray(a) for a in (A.row_ids, A.col_ids))
-    began, ended, calls, factored = threading.Event(), threading.Event(), itertools.count(), factors._factored
+    began, ended, calls, factored = threading.Event(), threading.Event(), itertools.count(), superlu.factored
 
     def in_step(*args):
         """The second returns only after the first has kept its order."""
@@ -213,21 +213,21 @@ def test_threads_that_factor_one_pattern_at_once_have_the_order_of_their_own_fac
         return made
 
     def solved(values, key):
-        found = factors._kept(N, ("lu",), row, col, values, key)
+        found = superlu.kept(N, ("lu",), row, col, values, key)
         assert found is not None
         ended.set()
         return found.solve(RHS, "N")
 
-    monkeypatch.setattr(factors, "_factored", in_step)
-    for cache in (factors._recent, factors._orders):
+    monkeypatch.setattr(superlu, "factored", in_step)
+    for cache in (superlu._recent, superlu._orders):
         cache.cache_clear()
     with ThreadPoolExecutor(2) as pool:
         xs = list(pool.map(solved, (DATA, 2 * DATA), (b"one", b"two")))
     np.testing.assert_allclose(xs[0], 2 * xs[1], rtol=1e-9)
     np.testing.assert_allclose(matrix() @ xs[0], RHS, rtol=1e-9)
     orders = []  # one pattern's serves new values, and neither another pattern nor, as its factors, another recipe
-    monkeypatch.setattr(factors, "_factored", lambda *args: orders.append(args[3]) or factored(*args))
+    monkeypatch.setattr(superlu, "factored", lambda *args: orders.append(args[3]) or factored(*args))
     for cols, key in ((col, b"three"), ((col + 1) % N, b"four")):
-        factors._kept(N, ("lu",), row, cols, DATA, key)
+        superlu.kept(N, ("lu",), row, cols, DATA, key)
     assert orders[0] is not None and orders[1] is None
-    assert factors._digest(N, ("lu",), col) != factors._digest(N, ("ilu", 0.1, 2), col)
+    assert superlu.digest_of(N, ("lu",), col) != superlu.digest_of(N, ("ilu", 0.1, 2), col)

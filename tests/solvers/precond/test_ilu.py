@@ -12,14 +12,19 @@ from solvers.precond.ilu import ilu
 from tests.lowering import quick_jit
 from tests.solvers.precond.operators import apply, assert_near, dense, iterations, unsymmetric
 from tests.solvers.real import each_file
+from tests.solvers.test_host import SYMMETRIC
 
 LARGEST, STEPS = 300_000, 200  # entries, and steps of gmres
 
 
+@pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric pattern", "unsymmetric pattern"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex128])
-def test_it_is_what_scipy_computes(dtype):
+def test_it_is_what_scipy_computes(dtype, symmetric):
     S = unsymmetric(dtype)
-    made = spla.spilu(S.astype(np.promote_types(dtype, np.float64)).tocsc(), drop_tol=1e-2, fill_factor=3)
+    if not symmetric:
+        S = sp.csr_array(S @ sp.random_array((64, 64), density=0.01, rng=np.random.default_rng(0)).astype(dtype) + S)
+    wide = S.astype(np.promote_types(dtype, np.float64)).tocsc()
+    made = spla.spilu(wide, drop_tol=1e-2, fill_factor=3, **(SYMMETRIC if symmetric else {}))
     M = ilu(jsf.from_scipy(S, "csr"), drop_tol=1e-2, fill=3)
     want = made.solve(np.eye(64, dtype=made.U.dtype))
     assert_near(dense(M), want.astype(dtype))

@@ -1,0 +1,74 @@
+"""Which of SuperLU's modes factors a matrix, and that a factorization without enough pivoting is made again."""
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import scipy.sparse.linalg as spla
+
+import jaxsparse_fmt as jsf
+from solvers import direct, factorized, superlu
+from solvers.host import COLAMD, MMD, Host
+from tests.solvers.real import each_file
+from tests.solvers.test_host import SYMMETRIC, arrow, saddle
+
+
+def weak(n: int = 200) -> sp.csc_array:
+    """A symmetric pattern whose diagonal is just large enough to be pivots, and lets the factors grow."""
+    rng = np.random.default_rng(0)
+    S = sp.random_array((n, n), density=0.1, rng=rng)
+    S = sp.csc_array(S + S.T)
+    S.data = rng.uniform(-1, 1, S.nnz)
+    S.setdiag(2e-3)
+    return sp.csc_array(S)
+
+
+MODES = {
+    "convection": (sp.csc_array(jsf.gallery.convection_diffusion(6, velocity=0.4)), MMD),
+    "complex": (sp.csc_array(jsf.gallery.convection_diffusion(5) * (1 + 2j)), MMD),
+    "hub": (sp.csc_array(arrow(300)), MMD),
+    "saddle point": (sp.csc_array(saddle()), COLAMD),
+    "growth": (weak(), COLAMD),
+}
+
+
+@pytest.mark.parametrize("cost", [True, False], ids=["after a look at the cost", "at once"])
+@pytest.mark.parametrize("name", MODES)
+def test_every_mode_solves_and_solves_transposed_with_little_error(name, cost):
+    S, ordering = MODES[name]
+    host, x = Host(S), np.random.default_rng(1).standard_normal((S.shape[0], 2))
+    if cost:
+        assert host.factor_entries > S.shape[0]
+    found = superlu.factored(host, ("lu",), "A")
+    assert found.ordering == ordering
+    again = superlu.factored(Host(S * 2), ("lu",), "A", (found.ordering, found.order))
+    bound = 1e-13 * np.linalg.cond(S.toarray()) * np.abs(x).max()
+    for way, T in (("N", S), ("T", S.T)):
+        assert np.max(np.abs(found.solve(T @ x, way) - x)) <= bound
+        assert np.max(np.abs(2 * again.solve(T @ x, way) - x)) <= bound
+    F = factorized(jsf.from_scipy(S, "csr"))
+    assert np.max(np.abs(np.asarray(F @ (S @ x)) - x)) <= bound
+    assert np.max(np.abs(np.asarray(F.T @ (S.T @ x)) - x)) <= bound
+
+
+def test_factors_that_grow_are_made_again_with_partial_pivoting():
+    S = weak()
+    assert Host(S).ordering == MMD
+    grown, x = spla.splu(S, **SYMMETRIC), np.ones(200)
+    assert np.max(np.abs(S @ grown.solve(S @ x) - S @ x)) > 1e-13 * np.max(np.abs(S).sum(axis=1))
+    assert direct(jsf.from_scipy(S), S @ x, rtol=1e-14).success
+
+
+@each_file
+def test_a_real_matrix_has_no_more_entries_in_its_factors_than_in_the_better_of_two_modes(path):
+    S = sp.csc_array(jsf.io.read_mtx(path))
+    if S.shape[0] != S.shape[1] or S.nnz > 300_000:
+        pytest.skip("not square, or large")
+    S, most = S.astype(np.result_type(S.dtype, np.float64)), []
+    try:
+        found = superlu.factored(Host(S), ("lu",), "A")
+    except superlu.SolverError:
+        pytest.skip("singular")
+    if found.ordering == MMD:
+        most.append(spla.splu(S, **SYMMETRIC).nnz)
+    most.append(spla.splu(S).nnz)
+    assert found.made.nnz <= 1.15 * min(most)
