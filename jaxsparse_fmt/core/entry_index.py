@@ -83,7 +83,8 @@ def _numbered(A: Any) -> Any:
 def _turned(A: Any) -> Index:
     _, col, ptr = A.csr_arrays()
     index = index_dtype(A.nnz)
-    if jax.default_backend() == "cpu" and not isinstance(col, Tracer):  # SciPy counts; XLA would sort
+    known = not isinstance(col, Tracer) and col.is_fully_addressable
+    if jax.default_backend() == "cpu" and known:  # SciPy counts; XLA would sort
         number = np.arange(A.nnz, dtype=index)
         place = scipy.sparse.csr_array((number, np.asarray(col), np.asarray(ptr)), shape=A.shape).tocsc().data
         entry = np.empty_like(number)

@@ -28,7 +28,7 @@ class ShardedAlgebra(ScipyNames):
     shards: Any
     domain: Any
     range: Any
-    entered: bool
+    is_entered: bool
     _check_devices: Any
 
     def _times_matrix(self, other: Any) -> Any:
@@ -106,7 +106,7 @@ class ShardedAlgebra(ScipyNames):
             if own.shape != (self.shape[axis],):
                 raise ValueError(f"{name}(d) takes d of shape ({self.shape[axis]},), got {own.shape}")
             d = basis.accept(own, d)
-        return d if self.entered else basis.enter(d)
+        return d if self.is_entered else basis.enter(d)
 
 
 def with_values(A: Any, values: tuple[Array, ...]) -> Any:

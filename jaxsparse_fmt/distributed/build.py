@@ -29,7 +29,7 @@ from jaxsparse_fmt.formats.order import permuted
 def shard(
     S: Any,
     mesh: Mesh,
-    axis: Any = "rows",
+    axis: Any = None,
     format: str = "auto",
     mode: str = "overlap",
     *,
@@ -42,7 +42,8 @@ def shard(
     Args:
       S: scipy.sparse matrix or array, or a matrix in a format of `FORMATS`.
       mesh: a `jax.sharding.Mesh`, whose other axes hold copies. Under `jax.set_mesh` its axes keep their types.
-      axis: the name of the mesh axis, or a tuple of names, whose axes together count as one.
+      axis: the name of the mesh axis, or a tuple of names, whose axes together count as one; None: the only axis of the
+        mesh, or "rows".
       format: the format of each shard's own columns, a name in `FORMATS`; "auto" for the one of `choose.rank` in which
         the slowest shard takes the least time.
       mode: "overlap", "naive" or "vector"; see `ShardedMatrix`.
@@ -60,7 +61,7 @@ def shard(
         that its device cannot hold, and as in `from_scipy`.
       TypeError: `mesh` is no mesh, S no matrix, or an unknown keyword.
     """
-    parts, mesh = _placed(mesh, axis)
+    axis, parts, mesh = _placed(mesh, axis)
     dtype, backend, max_bytes, layout = _conversion(**options)
 
     def prepared() -> dict[str, Any]:
@@ -83,7 +84,7 @@ def shard_from_rows(
     rows_of: Callable[[int, int], Any],
     n: int,
     mesh: Mesh,
-    axis: Any = "rows",
+    axis: Any = None,
     format: str = "auto",
     mode: str = "overlap",
     *,
@@ -107,7 +108,7 @@ def shard_from_rows(
       ValueError: rows of another shape, `starts` that do not rise from 0 to n, and as in `shard`.
       TypeError: `mesh` is no mesh, `rows_of` returns no matrix, or n or `starts` are no integers.
     """
-    parts, mesh = _placed(mesh, axis)
+    axis, parts, mesh = _placed(mesh, axis)
     dtype, backend, max_bytes, layout = _conversion(**options)
 
     def prepared() -> dict[str, Any]:
@@ -224,8 +225,8 @@ def assemble(
     )
 
 
-def _placed(mesh: Any, axis: Any) -> tuple[int, Mesh]:
-    """The number of devices along the axis, and the mesh for the arrays.
+def _placed(mesh: Any, axis: Any) -> tuple[Any, int, Mesh]:
+    """The axis, the number of devices along it, and the mesh for the arrays.
 
     Raises:
       TypeError: `mesh` is no mesh. ValueError: it has no such axis, or leaves processes out.
@@ -235,6 +236,8 @@ def _placed(mesh: Any, axis: Any) -> tuple[int, Mesh]:
             "mesh must be a jax.sharding.Mesh, such as Mesh(jax.devices(), ('rows',)), or jax.sharding.get_mesh() "
             f"inside jax.set_mesh; got {mesh!r}"
         )
+    if axis is None:
+        axis = mesh.axis_names[0] if len(mesh.axis_names) == 1 else "rows"
     axes = mesh_axes.names(axis)
     # A collective over several axes counts devices in the order of the mesh.
     if not axes or axes != tuple(name for name in mesh.axis_names if name in axes):
@@ -243,7 +246,7 @@ def _placed(mesh: Any, axis: Any) -> tuple[int, Mesh]:
             f"axis must name an axis of the mesh, or several as a tuple in the mesh's order: {known}; got {axis!r}"
         )
     alone(mesh)  # refuses a mesh that leaves out processes, before any of them waits
-    return math.prod(mesh.shape[axis] for axis in axes), placing_mesh(mesh)
+    return axis, math.prod(mesh.shape[axis] for axis in axes), placing_mesh(mesh)
 
 
 # ---------------------------------------------------------------------------------- cutting the rows of a device

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxsparse_fmt._types import pytree
-from jaxsparse_fmt.core import vector_passes
+from jaxsparse_fmt.core import mesh_axes, vector_passes
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.distributed.halo import Exchange, exchange
 
@@ -42,6 +42,12 @@ class Shards:
             more = B.matvec(h)
             y = y + more if self.boundary is None else y.at[self.boundary].add(more, **ONCE)
         return y
+
+    def transposed(self, y: Array, size: int) -> Array:
+        """The device's piece [size] or [size, p] of Aᵀ·y, from its piece of y: sums for the halo travel back."""
+        dtype = jnp.result_type(self.blocks[0].dtype, y.dtype)
+        x = mesh_axes.varying(jnp.zeros((size, *y.shape[1:]), dtype), y)
+        return jax.linear_transpose(self.product, x)(y.astype(dtype))[0]
 
     def product_sums(self, x: Array, what: vector_passes.Pass, *beside: Array) -> tuple[Array, Any]:
         """The device's piece of A·x, and its summands of the sums of a pass over A·x and `beside`, in parts; real [m].

@@ -18,6 +18,7 @@ solver's arithmetic on sharded vectors by itself; the loop of a solve runs insid
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Self
@@ -30,6 +31,7 @@ from jax.sharding import PartitionSpec
 from jaxsparse_fmt._types import (
     MAX_DENSE_BYTES,
     Csr,
+    CsrArrays,
     Target,
     as_floating,
     as_vector,
@@ -38,7 +40,7 @@ from jaxsparse_fmt._types import (
     pytree,
     readable_bytes,
 )
-from jaxsparse_fmt.core import entry_index, mesh_axes, vector_passes
+from jaxsparse_fmt.core import entry_index, vector_passes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from jaxsparse_fmt.core.matrix import SparseMatrix, build
 from jaxsparse_fmt.core.scipy_names import ScipyNames
@@ -49,6 +51,7 @@ from jaxsparse_fmt.distributed.basis import EnteredBasis, ShardedBasis, lies_on
 from jaxsparse_fmt.distributed.local import Shards
 from jaxsparse_fmt.distributed.processes import failing_together
 from jaxsparse_fmt.distributed.row_partition import Imbalance
+from jaxsparse_fmt.kernels.layout.address import row_pointers
 
 Array = jax.Array
 
@@ -77,7 +80,7 @@ class ShardedMatrix(ShardedAlgebra):
       shards: the arrays on the devices.
       domain, range: how x and y are sharded; the same for a square matrix.
       data_basis: how `data` is sharded.
-      entered: whether this is `in_basis`.
+      is_entered: whether this is `in_basis`.
       record: of the build.
     """
 
@@ -86,7 +89,7 @@ class ShardedMatrix(ShardedAlgebra):
     range: ShardedBasis
     data_basis: ShardedBasis
     nnz: int = dataclasses.field(metadata={"static": True})
-    entered: bool = dataclasses.field(metadata={"static": True})
+    is_entered: bool = dataclasses.field(metadata={"static": True})
     record: BuildRecord = dataclasses.field(metadata={"static": True})
 
     name: ClassVar[str] = "sharded"
@@ -95,7 +98,7 @@ class ShardedMatrix(ShardedAlgebra):
 
     @property
     def shape(self) -> tuple[int, int]:
-        if self.entered:  # inside shard_map, between pieces
+        if self.is_entered:  # inside shard_map, between pieces
             places = lambda basis: basis.over.size if basis.over.is_manual else basis.places  # noqa: E731
             return places(self.range), places(self.domain)
         return self.range.n, self.domain.n
@@ -162,23 +165,23 @@ class ShardedMatrix(ShardedAlgebra):
           ValueError: x has another shape, or lies outside the mesh. TypeError: x is not a numeric array.
         """
         if self.domain.over.is_manual:
-            return self._piece_of_product(x)
+            return self._of_piece("A.in_basis @ x", Shards.product, x, self.domain)
         with self._failing_together():
             self._check_devices()
             x = self.domain.accept(as_vector(x, self, 1, f"A @ x with A of shape {self.shape} takes x"), x)
-        return _product(self, x) if self.entered else self.range.leave(_product(self, self.domain.enter(x)), x)
+        return _product(self, x) if self.is_entered else self.range.leave(_product(self, self.domain.enter(x)), x)
 
-    def _piece_of_product(self, x: Any) -> Array:
-        over, held = self.domain.over, self.shards.blocks[0].values.shape[0]
-        if not self.entered or held != 1:
-            what = "A @ x, in the user's order," if not self.entered else f"a matrix of {held} devices' shards"
+    def _of_piece(self, what: str, f: Callable[[Shards, Array], Array], x: Any, basis: ShardedBasis) -> Array:
+        over, held = basis.over, self.shards.blocks[0].values.shape[0]
+        if not self.is_entered or held != 1:
+            it = "a product in the user's order" if not self.is_entered else f"a matrix of {held} devices' shards"
             raise ValueError(
-                f"{what} is not for one device; inside shard_map over {over.axis!r} use A.in_basis @ piece, with A an "
+                f"{it} is not for one device; inside shard_map over {over.axis!r} use A.in_basis @ piece, with A an "
                 f"argument of in_specs PartitionSpec({over.axis!r})"
             )
         if jnp.ndim(x) not in (1, 2) or jnp.shape(x)[0] != over.size:
-            raise ValueError(f"inside shard_map A.in_basis @ x takes a piece of x, ({over.size},); got {jnp.shape(x)}")
-        return over.each(Shards.product, self.shards, as_floating(x, "the vector"))
+            raise ValueError(f"inside shard_map {what} takes a piece of x, ({over.size},); got {jnp.shape(x)}")
+        return over.each(f, self.shards, as_floating(x, "the vector"))
 
     matvec_dot = SparseMatrix.matvec_dot
 
@@ -189,15 +192,24 @@ class ShardedMatrix(ShardedAlgebra):
         y = self.matvec(x)
         return y, vector_passes.plain_sweep(what, (), (y, *beside))[2]
 
+    def entered(self, basis: Basis) -> Any:
+        """The same operator between vectors that have entered `basis`; without exchanges of its own if that is A's."""
+        if self.is_entered or self.basis.same(basis):
+            return self.in_basis
+        return lambda r: basis.enter(self @ basis.leave(r))
+
     def _partition(self, axis: Any) -> PartitionSpec | None:
         """How the arrays lie for products inside shard_map over `axis`; None: there are none."""
-        return PartitionSpec(axis) if self.entered and self.domain.over.axis == axis else None
+        return PartitionSpec(axis) if self.is_entered and self.domain.over.axis == axis else None
 
     def _transposed(self, y: Any) -> Array:
+        if self.range.over.is_manual:
+            back = functools.partial(Shards.transposed, size=self.domain.over.size)
+            return self._of_piece("A.in_basis.T @ x", back, y, self.range)
         with self._failing_together():
             self._check_devices()
             y = self.range.accept(as_vector(y, self, 0, f"A.T @ y, or yᵀ @ A, with A of shape {self.shape} takes y"), y)
-        return _back(self, y) if self.entered else self.domain.leave(_back(self, self.range.enter(y)), y)
+        return _back(self, y) if self.is_entered else self.domain.leave(_back(self, self.range.enter(y)), y)
 
     @property
     def T(self) -> Transposed:
@@ -217,7 +229,7 @@ class ShardedMatrix(ShardedAlgebra):
                 "would take its inner products: call the solver outside of shard_map"
             )
         self._check_devices()
-        return EnteredBasis(over=self.domain.over) if self.entered else self.domain
+        return EnteredBasis(over=self.domain.over) if self.is_entered else self.domain
 
     def _check_devices(self) -> None:
         """Raises a ValueError if the arrays no longer lie on the devices for which the matrix was made."""
@@ -232,7 +244,7 @@ class ShardedMatrix(ShardedAlgebra):
     @property
     def in_basis(self) -> Self:
         """The matrix between sharded vectors, [basis.places]."""
-        return dataclasses.replace(self, entered=True) if self._is_square else self
+        return dataclasses.replace(self, is_entered=True) if self._is_square else self
 
     @property
     def _is_square(self) -> bool:
@@ -256,6 +268,21 @@ class ShardedMatrix(ShardedAlgebra):
         """The entries [nnz] in canonical order of the user's rows, then columns; for `in_basis` too."""
         self._check_devices()
         return entries.data(self)
+
+    @property
+    def row_ids(self) -> Array:
+        """The row of each entry of `data`, [nnz]."""
+        return self.entries()[0]
+
+    @property
+    def col_ids(self) -> Array:
+        """The column of each entry of `data`, [nnz]."""
+        return self.entries()[1]
+
+    @property
+    def layout(self) -> dict[str, Any]:
+        """The layout options of the shards' own columns, with which `shard` makes the same storage."""
+        return self.shards.blocks[0].layout
 
     @property
     def values(self) -> Array:
@@ -297,7 +324,7 @@ class ShardedMatrix(ShardedAlgebra):
             raise ValueError(f"a sharded matrix of shape {self.shape} is not square; use A.to_scipy().diagonal()")
         self._check_devices()
         d = _diagonal(self)
-        return d if self.entered else self.range.leave(d)
+        return d if self.is_entered else self.range.leave(d)
 
     def _check_users_order(self, what: str) -> None:
         """Refuses `in_basis`, for results in the user's rows and columns.
@@ -306,7 +333,7 @@ class ShardedMatrix(ShardedAlgebra):
           ValueError: this is `in_basis`, or as `_check_devices`.
         """
         self._check_devices()
-        if self.entered:
+        if self.is_entered:
             raise ValueError(
                 f"A.in_basis, of shape {self.shape} with empty places, has no {what} in its own order; take A's, in "
                 "the user's order"
@@ -320,6 +347,11 @@ class ShardedMatrix(ShardedAlgebra):
         """
         self._check_users_order("coordinates")
         return *entries.coordinates(self), jnp.arange(self.nnz, dtype=index_dtype(self.nnz)), self.data
+
+    def csr_arrays(self) -> CsrArrays:
+        """`data`, `indices` and `indptr` in canonical order, as `SparseMatrix.csr_arrays`."""
+        row, col, _, value = self.entries()
+        return CsrArrays(value, col, row_pointers(row, self.shape[0]).astype(index_dtype(self.nnz)), self.shape)
 
     def todense(self, *, max_bytes: float = MAX_DENSE_BYTES) -> Array:
         """The matrix as a dense array [rows, columns].
@@ -358,14 +390,8 @@ def _product(A: ShardedMatrix, x: Array) -> Array:
 
 @jax.jit
 def _back(A: ShardedMatrix, y: Array) -> Array:
-    """Aᵀ·y: JAX transposes the exchange too, so contributions to the halo travel back to their owners."""
-
-    def back(A: ShardedMatrix, y: Array) -> Array:
-        dtype = jnp.result_type(A.dtype, y.dtype)
-        x = jax.ShapeDtypeStruct((A.domain.places, *y.shape[1:]), dtype)
-        return jax.linear_transpose(lambda x: _product(A, x), x)(y.astype(dtype))[0]
-
-    return A.range.over.by_xla(back, (A, y), mesh_axes.spec_like(y, A.range.over.axis))
+    back = functools.partial(Shards.transposed, size=A.domain.over.size)
+    return A.range.over.each(back, A.shards, y)
 
 
 def _shared_out(block: Any) -> Array:

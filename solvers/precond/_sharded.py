@@ -144,7 +144,7 @@ def build(
 
     def placed(matrix: Pieces, rows: np.ndarray, columns: np.ndarray) -> Any:
         everyones(lambda: _check_range(matrix, dtype), mesh)
-        return dataclasses.replace(assemble(matrix.__getitem__, rows, columns, axis, request), entered=True)
+        return dataclasses.replace(assemble(matrix.__getitem__, rows, columns, axis, request), is_entered=True)
 
     def crossing(matrix: Pieces, n_rows: int, down: bool, over: Any) -> Crossing:
         everyones(lambda: _check_range(matrix, dtype), mesh)

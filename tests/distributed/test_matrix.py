@@ -342,3 +342,29 @@ def test_shards_that_read_half_of_a_symmetric_matrix_read_all_of_other_entries()
     part = np.searchsorted(A.record.imbalance.rows.cumsum(), np.arange(90), "right")
     mean = (slopes + slopes.T).tocsr()[row, col] / 2  # an entry and its image in the same shard are one number
     close(A.data_of(of_whole(A, x)), np.where(part[row] == part[col], mean, slopes.data))
+
+
+def test_a_mesh_of_one_axis_needs_no_name_and_one_of_two_does():
+    devices = np.array(jax.devices("cpu")[:DEVICES])
+    close(jsf.shard(S, jax.sharding.Mesh(devices, ("x",)), format="csr") @ X, S @ X)
+    with pytest.raises(ValueError, match=r"axis must name an axis of the mesh.*'x', 'y'; got 'rows'"):
+        jsf.shard(S, jax.sharding.Mesh(devices.reshape(2, 4), ("x", "y")))
+
+
+def test_rows_and_columns_of_its_entries_and_of_its_transposes_have_the_names_of_one_device():
+    A = jsf.shard(S, MESH, format="ell", reorder=np.random.default_rng(0).permutation(90))
+    wanted, turned = S.tocoo(), sp.csr_array(S.T).tocoo()
+    for got, want in ((A, wanted), (A.T, turned)):
+        np.testing.assert_array_equal(got.row_ids, want.row)
+        np.testing.assert_array_equal(got.col_ids, want.col)
+        np.testing.assert_array_equal(got.data, want.data)
+    assert A.layout == A.shards.blocks[0].layout
+    close(A.T.with_data(2 * turned.data) @ X, 2 * S.T @ X)
+
+
+def test_a_transposed_product_of_pieces_inside_shard_map_is_that_of_whole_vectors():
+    A = jsf.shard(S, MESH, format="csr")
+    spec, x = PartitionSpec("rows"), A.basis.enter(X[:, 0])
+    mesh = A.domain.over.mesh
+    piecewise = jax.shard_map(lambda A, p: A.in_basis.T @ p, mesh=mesh, in_specs=(spec, spec), out_specs=spec)
+    close(A.basis.leave(jax.jit(piecewise)(A, x)), S.T @ X[:, 0])

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
 import solvers
@@ -146,3 +147,18 @@ def test_eigsh_finds_copies_and_no_pair_of_empty_places():
 def test_a_matrix_that_is_not_definite_is_told_so():
     S, b = matrix("definite"), right_hand_side()
     assert cg(on_mesh(-S), b, rtol=1e-10).status == solvers.Status.NOT_POSITIVE_DEFINITE
+
+
+@pytest.mark.parametrize(("order", "exchanges"), few([("its", 2), ("another", None), ("in_basis", 2)], 1))
+def test_a_sharded_matrix_is_an_M_and_in_the_order_of_A_takes_one_exchange_a_step(order, exchanges):
+    S, b = matrix("definite"), right_hand_side()
+    B = on_mesh(S, by="rows")
+    M = on_mesh(sp.csr_array(np.linalg.inv(S.toarray())), by="nnz" if order == "another" else "rows")
+    if order == "in_basis":
+        B, M, b = B.in_basis, M.in_basis, B.basis.enter(b)
+    program = jax.jit(lambda A, M, b: cg(A, b, M=M, rtol=1e-10)).lower(B, M, b).compile()
+    sol = program(B, M, b)
+    assert sol.success and sol.iterations <= 3
+    if exchanges is not None:
+        steps = [of for of in facts(program.as_text())["loops"] if of["all-to-all"] == exchanges]
+        assert steps and not any(of["all-gather"] for of in steps)
