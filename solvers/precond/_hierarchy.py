@@ -243,7 +243,12 @@ def spectrum(A: Matrix, inverse_diagonal: np.ndarray, hermitian: bool) -> tuple[
             break
         v, before = w / beta, v
         betas.append(beta)
-    return min(SAFETY * float(ritz[-1]), bound) if ritz[-1] > 0 else bound, float(ritz[0])
+    return largest_value(ritz, bound), float(ritz[0])
+
+
+def largest_value(ritz: np.ndarray, bound: float) -> float:
+    """The bound of the spectrum from rising Ritz values and a sure bound."""
+    return min(SAFETY * float(ritz[-1]), bound) if ritz[-1] > 0 else bound
 
 
 # ---------------------------------------------------------------------------------------------------------- coarsest

@@ -231,8 +231,9 @@ def multigrid(
     if _device_hierarchy.serves(A, B):
         stored, smallest = _stored(A, dtype), coarsest(A)
         with concrete(), jax.enable_x64(True):  # in float64, as on the host
-            at, levels = _descended(A, _device_hierarchy.begun(A, B, theta), smallest, degree, stored)
-            hand = at.at_hand() if levels else None
+            at, made = _descended(_device_hierarchy.begun(A, B, theta), smallest)
+            hand = at.at_hand() if made else None
+            levels = [_level(A, step, largest, degree, stored, k) for k, (step, largest) in enumerate(made)]
         if hand:
             S, near, unit = hand
             coarsening = _hierarchy.Aggregation(near[:, None], 1, at.theta, smallest)
@@ -247,17 +248,23 @@ def multigrid(
     return _examined(*_built(A, S, _hierarchy.Aggregation(near, b, theta, coarsest(S)), *settings))
 
 
-def _descended(A: Any, at: Any, most: int, degree: int, dtype: Any) -> tuple[Any, list[Level]]:
-    """The large levels, made on the accelerator, and where the host goes on."""
-    levels: list[Level] = []
+def _descended(at: Any, most: int) -> tuple[Any, list[Any]]:
+    """Where the host goes on, and the large levels that the accelerator makes, as of `_device_hierarchy.descended`."""
+    made = []
     while at is not None and at.entries > _device_hierarchy.FEW and at.rows > most:
         step = _device_hierarchy.descended(at)
         if step is None:
             break
-        at, (S, R, P, inverse, upper), largest = step
-        step = Level(S, R, P, inverse, _hierarchy.recurrence(degree, upper))
-        levels.append(_on_device(step, None if levels else _shared(A), dtype, len(levels), largest))
-    return at, levels
+        at, *level = step
+        made.append(level)
+    return at, made
+
+
+def _level(A: Any, made: Any, largest: tuple[float, float], degree: int, dtype: Any, k: int) -> Level:
+    """Level k, in its formats, of what the accelerator made."""
+    S, R, P, inverse, upper = made()
+    step = Level(S, R, P, inverse, _hierarchy.recurrence(degree, upper))
+    return _on_device(step, None if k else _shared(A), dtype, k, largest)
 
 
 @arguments.door

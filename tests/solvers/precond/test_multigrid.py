@@ -15,7 +15,7 @@ import scipy.sparse.linalg as spla
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt.gallery import rigid_body_modes
 from solvers import Status, cg, precond
-from solvers.precond import _device_hierarchy
+from solvers.precond import _device_hierarchy, _device_programs
 from solvers.precond.multigrid import Multigrid, multigrid, multigrid_from
 from tests.marks import few
 from tests.solvers.precond.operators import trilinear
@@ -281,9 +281,9 @@ def there(monkeypatch):
 def one_by_one(strong: np.ndarray, size: np.ndarray) -> np.ndarray:
     """The aggregates of a graph [n, n] by their definition."""
     n = len(strong)
-    order = np.argsort(~np.asarray(_device_hierarchy._priorities(jnp.arange(n, dtype=jnp.uint32))))
+    order = np.argsort(~np.asarray(_device_programs._priorities(jnp.arange(n, dtype=jnp.uint32))))
     agg, taken = np.full(n, -1), np.zeros(n, int)
-    for now, least in ((1, 1), (2, _device_hierarchy.SECOND)):
+    for now, least in ((1, 1), (2, _device_programs.SECOND)):
         for i in order:
             free = np.flatnonzero(strong[i] & (taken == 0))
             if taken[i] == 0 and free.size >= least and not np.any(taken[strong[i]] == now):
@@ -302,7 +302,7 @@ def test_an_accelerator_finds_the_aggregates_that_a_pass_by_priority_finds(name)
     S.sort_indices()
     row, n = np.repeat(np.arange(400, dtype=np.int32), np.diff(S.indptr)), 400
     others, size = row != S.indices, np.abs(S.data)
-    found, count = jax.jit(_device_hierarchy.aggregates, static_argnums=4)(row, S.indices, others, size, n)
+    found, count = jax.jit(_device_programs.aggregates, static_argnums=4)(row, S.indices, others, size, n)
     dense = np.abs(S.toarray())
     expected = one_by_one((dense > 0) & ~np.eye(n, dtype=bool), dense)
     np.testing.assert_array_equal(found, expected)
@@ -317,8 +317,10 @@ def jumps() -> sp.csr_array:
     return sp.csr_array(sp.block_diag([S, sp.diags_array(np.arange(1.0, 50))]))
 
 
-@pytest.mark.parametrize("name", ["poisson", "elements", "jumps", "near-null"])
-def test_levels_made_on_an_accelerator_serve_as_well_as_the_hosts(name, request):
+@pytest.mark.parametrize("name", ["poisson", "elements", "jumps", "near-null", "rooms of its own"])
+def test_levels_made_on_an_accelerator_serve_as_well_as_the_hosts(name, request, monkeypatch):
+    if name == "rooms of its own":
+        monkeypatch.setattr(_device_hierarchy, "SHARED", 2**14)
     S = {"jumps": jumps, "elements": lambda: trilinear(12)}.get(name, lambda: jsf.gallery.poisson(12))()
     near = 1 + np.random.default_rng(0).random(S.shape[0]) if name == "near-null" else None
     A, b = jsf.from_scipy(S, "csr"), random_vector(S.shape[0])
@@ -340,7 +342,9 @@ def test_an_accelerator_sets_up_inside_jit_what_the_function_closes_over(there):
 
 
 def test_programs_of_an_accelerator_serve_similar_matrices(there):
-    large = [getattr(_device_hierarchy, name) for name in ("_looked", "_coarsened", "_multiplied", "_compressed")]
+    large = [
+        getattr(_device_programs, name) for name in ("looked", "measured", "coarsened", "multiplied", "compressed")
+    ]
     made = []
     for n in (38, 39):
         multigrid(jsf.from_scipy(jsf.gallery.poisson(n, dim=2), "csr"), max_coarse=50)
@@ -380,11 +384,11 @@ def test_the_host_makes_what_the_accelerator_cannot(name, there):
 def test_the_host_does_not_wait_for_the_programs_of_an_accelerator(there, monkeypatch):
     monkeypatch.setattr(_device_hierarchy, "_compiled", there)
     done, ended = threading.Event(), []
-    for name in ("_coarsened", "_compressed", "_transposed", "_multiplied"):
-        of = getattr(_device_hierarchy, name).eval_shape
+    for name in ("measured", "coarsened", "compressed", "transposed", "multiplied"):
+        of = getattr(_device_programs, name).eval_shape
         late = types.SimpleNamespace(compile=lambda: ended.append(done.wait(20)))
         slow = types.SimpleNamespace(lower=lambda *_, late=late: late, eval_shape=of)
-        monkeypatch.setattr(_device_hierarchy, name, slow)
+        monkeypatch.setattr(_device_programs, name, slow)
     with jax.enable_x64(True):
         assert not _device_hierarchy.begun(jsf.from_scipy(FLOW, "csr"), None, 0.08)
     assert not ended

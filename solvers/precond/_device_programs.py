@@ -1,0 +1,266 @@
+"""The programs of `_device_hierarchy`, over matrices in CSR, float64, that are padded to few sizes.
+
+Padding is past the last row pointer, and zero: no product reads it. Rows of padding are empty.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from jaxsparse_fmt._types import CsrArrays, Target
+from jaxsparse_fmt.algebra import on_device
+from jaxsparse_fmt.core import entry_index
+from jaxsparse_fmt.core.matrix import build
+from jaxsparse_fmt.kernels.layout.address import expand_ptr, row_pointers, take
+from solvers.core.space import HERE
+from solvers.precond._hierarchy import DAMPING, LANCZOS_STEPS
+from solvers.precond._inverse import NULL
+
+ROOT = np.uint32(2**32 - 1)
+SECOND = 3  # neighbours left over that a root of the second pass has, at least
+
+
+class Known(NamedTuple):
+    diagonal: Array  # [n]
+    inverse: Array  # [n] of the diagonal
+    sums: Array  # [n] of the absolute values in each row
+    numbers: Array
+
+
+class Found(NamedTuple):
+    terms: tuple[Array, Array]  # keys and values of P's entries, as of `multiplied`
+    below: Array  # [n] lengths of the parts of the near-null vector, in the first `count`
+    numbers: Array
+
+
+def csr(arrays: Any, shape: tuple[int, int]) -> Any:
+    return build(CsrArrays(*arrays, shape=shape), "csr", Target(np.dtype(np.float64)))
+
+
+def _live(A: Any) -> Array:
+    """Which entries are none of padding."""
+    return lax.iota(np.int32, A.nnz) < A.csr_arrays().indptr[-1]
+
+
+def _pointers(A: Any) -> Array:
+    """A's row pointers, out of its room for the empty rows at the end: atomics would count these at one place."""
+    ptr = A.csr_arrays().indptr
+    return jnp.where(ptr < ptr[-1], ptr, A.nnz)
+
+
+def _diagonal(A: Any, row: Array) -> tuple[Array, Array]:
+    """The diagonal, and which entries are on it."""
+    data, col, _ = A.csr_arrays()
+    own = (row == col) & _live(A)
+    return jnp.zeros(A.shape[0]).at[jnp.where(own, row, A.shape[0])].set(data, mode="drop", unique_indices=True), own
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def padded(n: int, nnz: int, A: Any, near: Array | None, *others: Array) -> tuple[Any, ...]:
+    """A and vectors in rooms of n rows and nnz entries; `near`, of ones if None, is padded by its first number."""
+
+    def fitted(a: Array, size: int, fill: Any = 0) -> Array:
+        return jnp.pad(a[:size], (0, max(size - a.shape[0], 0)), constant_values=fill)
+
+    data, col, ptr = A.csr_arrays()
+    near = jnp.ones(A.shape[0]) if near is None else near
+    arrays = fitted(data.astype(np.float64), nnz), fitted(col, nnz), fitted(ptr, n + 1, ptr[-1])
+    return csr(arrays, (n, n)), fitted(near, n, near[0]), *(fitted(v, n) for v in others)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def cut(shape: tuple[int, int], nnz: int, S: Any, *vectors: Array) -> list[Any]:
+    """Without padding."""
+    data, col, ptr = S.csr_arrays()
+    return [csr((data[:nnz], col[:nnz], ptr[: shape[0] + 1]), shape), *(v[: shape[0]] for v in vectors)]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def trimmed(n: int, count: int, nnz: int, inside: int, A: Any, R: Any, P: Any, inverse: Array) -> list[Any]:
+    A, inverse = cut((n, n), nnz, A, inverse)
+    return [A, *cut((count, n), inside, R), *cut((n, count), inside, P), inverse]
+
+
+@jax.jit
+def looked(A: Any, near: Array, n: Array) -> tuple[Array, Array]:
+    """Whether A is symmetric, has no zero on its diagonal, is not made of blocks, and all is finite; |diagonal|."""
+    (data, col, ptr), size, live = A.csr_arrays(), A.shape[0], _live(A)
+    row, number = expand_ptr(jnp, _pointers(A), A.nnz), lax.iota(np.int32, A.nnz)
+    diagonal, largest = _diagonal(A, row)[0], jnp.max(jnp.abs(data))
+    place = entry_index.sorted_by(jnp.where(live, col, size), number)
+    same = (take(row, place) == col) & (take(col, place) == row) | ~live
+    usual = jnp.all(same & (jnp.abs(take(data, place) - data) <= 1e-12 * largest)) & jnp.isfinite(largest)
+    usual &= jnp.all((diagonal != 0) | (lax.iota(np.int32, size) >= n)) & jnp.all(jnp.isfinite(near))
+    lengths, k = jnp.diff(ptr), number - take(ptr, row)
+
+    def blocks(b: Array) -> Array:
+        """Whether each entry is beside the first of its b columns, and below the first of its b rows."""
+        above = jnp.minimum(take(ptr, row - row % b) + k, A.nnz - 1)
+        dense = (take(col, number - k % b) + k % b == col) & (col % b == k % b) & (take(col, above) == col)
+        return (n % b == 0) & jnp.all(lengths % b == 0) & jnp.all(dense | ~live)
+
+    usual &= ~jnp.any(jax.vmap(blocks)(jnp.array([2, 3, 5], np.int32)))  # a block of 4 or 6 holds blocks of 2
+    return usual, jnp.abs(diagonal)
+
+
+@jax.jit
+def measured(A: Any, unit: Array) -> Known:
+    """The numbers: ‖D⁻¹A‖∞, whether some inverse is negative, the largest of A and of the inverse, and α and β of
+    Lanczos' process as in `_hierarchy.spectrum`.
+    """
+    (data, _, _), n = A.csr_arrays(), A.shape[0]
+    d, _ = _diagonal(A, expand_ptr(jnp, _pointers(A), A.nnz))
+    regular = jnp.abs(d) > NULL * unit
+    inverse = jnp.where(regular, 1 / jnp.where(regular, d, 1), 0)
+    sums = A.with_data(jnp.abs(data)) @ jnp.ones(n)
+    root = jnp.sqrt(jnp.abs(inverse))
+
+    def normalized(w: Array) -> tuple[Array, Array]:
+        size = jnp.sqrt(jnp.vdot(w, w))
+        return w / jnp.where(size > 0, size, 1), size
+
+    def step(state: tuple[Array, Array, Array], _: None) -> Any:
+        before, v, beta = state
+        w = root * (A @ (root * v)) - beta * before
+        alpha = jnp.vdot(v, w)
+        after, beta = normalized(w - alpha * v)
+        return (v, after, beta), (alpha, beta)
+
+    start = normalized(HERE.probe(d) * (root > 0))[0]
+    _, (alphas, betas) = lax.scan(step, (jnp.zeros(n), start, jnp.zeros(())), length=LANCZOS_STEPS)
+    most = jnp.max(jnp.abs(data)), jnp.max(jnp.abs(inverse))
+    numbers = jnp.max(jnp.abs(inverse) * sums), jnp.any(inverse < 0), *most
+    numbers = jnp.concatenate([jnp.stack([x.astype(np.float64) for x in numbers]), alphas, betas])
+    return Known(d, inverse, sums, numbers)
+
+
+@jax.jit
+def coarsened(A: Any, near: Array, known: Known, theta: Array, upper: Array) -> Found:
+    (data, col, _), n, live, (d, inverse, sums, _) = A.csr_arrays(), A.shape[0], _live(A), known
+    row, number, size = expand_ptr(jnp, _pointers(A), A.nnz), lax.iota(np.int32, n), jnp.abs(data)
+    own, root = (row == col) & live, jnp.sqrt(jnp.abs(d))
+    strong = (size >= theta * take(root, row) * take(root, col)) & ~own & live
+    agg, count = aggregates(row, col, strong, size, n)
+    # A' is A itself where the near-null vector is not the same at all points.
+    kept = (strong | own | jnp.any(near != near[0])) & live
+    weak = A.with_data(jnp.where(kept, 0, data)) @ jnp.ones(n)
+    scale = DAMPING / upper * inverse
+    step = jnp.where(kept, -take(scale, row) * data, 0) + jnp.where(own, 1 - take(scale * weak, row), 0)
+    # The columns of T are the normalized parts of the near-null vector: those of an aggregate are added in their order.
+    at = jnp.where(agg >= 0, agg, n)
+    order = entry_index.sorted_by(at, number)
+    below = jnp.sqrt(csr((take(near, order) ** 2, order, row_pointers(take(at, order), n)), (n, n)) @ jnp.ones(n))
+    values = near / jnp.where(below > 0, below, 1)[jnp.minimum(at, n - 1)]
+    inside = kept & (take(agg, col) >= 0)
+    key, terms, found = summed(inside, row, take(agg, col), step * take(values, col), (n, n), A)
+    left = jnp.sum((agg < 0) & (sums > 1.5 * jnp.abs(d)))
+    numbers = jnp.stack([x.astype(np.float64) for x in (count, left, *found)])  # one transfer to the host
+    return Found((key, terms), jnp.where(number < count, below, below[0]), numbers)
+
+
+def aggregates(
+    row: Array,  # [nnz] rising
+    col: Array,  # [nnz]
+    strong: Array,  # [nnz] couplings with others
+    size: Array,  # [nnz]
+    n: int,
+) -> tuple[Array, Array]:
+    """The aggregate of each point, -1 without strong neighbours, and the number of aggregates.
+
+    A root forms an aggregate with its strong neighbours. Roots are those points, of all with strong neighbours and by
+    falling priority, that share no neighbour with a root before: a maximal independent set of distance two. A second
+    such set among the points left over, of those with `SECOND` neighbours there, keeps aggregates as small as a greedy
+    pass in the order of a grid (Kelley and Rajamanickam 2022). The rest joins the neighbour with the strongest
+    coupling, the first of equal ones.
+    """
+    number, priority = lax.iota(np.int32, n), _priorities(lax.iota(np.uint32, n))
+
+    def most(start: Array, at: Array, values: Array, among: Array) -> Array:
+        """The largest of the values, of those `among`, at each point; each that is left out saves an atomic."""
+        return start.at[jnp.where(among, at, n)].max(values, mode="drop")
+
+    def roots(inside: Array, eligible: Array) -> Array:
+        """A maximal set of eligible points of which no two share a neighbour, where each is its own neighbour too."""
+
+        def step(key: Array) -> Array:  # 0 for points that are out, `ROOT` for those that are in
+            own = take(key, row)
+            nearest = most(key, col, own, inside & (own > 0))
+            found = most(nearest, row, take(nearest, col), inside & (own > 0) & (own < ROOT))
+            decided = jnp.where(found == ROOT, 0, jnp.where(found == key, ROOT, key))
+            return jnp.where((key > 0) & (key < ROOT), decided, key)
+
+        open_ = lambda key: jnp.any((key > 0) & (key < ROOT))  # noqa: E731
+        return lax.while_loop(open_, step, jnp.where(eligible, priority, 0)) == ROOT
+
+    def covered(root_of: Array, least: Array) -> tuple[Array, None]:
+        inside = strong & take(root_of < 0, row) & take(root_of < 0, col)
+        others = jnp.zeros(n, np.int32).at[jnp.where(inside, row, n)].add(1, mode="drop")
+        new = roots(inside, (root_of < 0) & (others >= least))
+        return most(jnp.where(new, number, root_of), col, row, inside & take(new, row)), None
+
+    root_of, _ = lax.scan(covered, jnp.full(n, -1, np.int32), jnp.array([1, SECOND]))
+    is_root = root_of == number
+    joins = strong & take(root_of < 0, row) & take(root_of >= 0, col)
+    strongest = most(jnp.zeros(n), row, size, joins)
+    first = most(jnp.full(n, -1, np.int32), row, n - 1 - col, joins & (size == take(strongest, row)))
+    joined = jnp.where(first >= 0, take(root_of, n - 1 - jnp.maximum(first, 0)), root_of)
+    agg = jnp.where(joined < 0, -1, take(jnp.cumsum(is_root, dtype=np.int32) - 1, jnp.maximum(joined, 0)))
+    return agg, jnp.sum(is_root)
+
+
+def _priorities(number: Array) -> Array:
+    """A priority for each number [n] uint32: all differ, and none is 0 or `ROOT` below 2³¹."""
+    h = number + np.uint32(2**30)  # the finalizer of MurmurHash3, a bijection
+    h = (h ^ (h >> np.uint32(16))) * np.uint32(0x85EBCA6B)
+    h = (h ^ (h >> np.uint32(13))) * np.uint32(0xC2B2AE35)
+    return h ^ (h >> np.uint32(16))
+
+
+@functools.partial(jax.jit, static_argnums=3)
+def multiplied(A: Any, B: Any, then: Any, room: int) -> tuple[Array, Array, Array]:
+    a, b = A.csr_arrays(), B.csr_arrays()
+    row, col, left, right = on_device.expanded(a, b, room)
+    terms = take(a.data, left) * take(b.data, right)
+    return summed(row < A.shape[0], row, col, terms, (A.shape[0], B.shape[1]), then)
+
+
+def summed(
+    inside: Array, row: Array, col: Array, terms: Array, shape: tuple[int, int], then: Any
+) -> tuple[Array, Array, Array]:
+    """Keys of the entries that the terms `inside` add up to, with the terms in their order; other terms come last.
+
+    And two numbers: of these entries, and of the products of two entries in then.T @ them.
+    """
+    row, terms, of = jnp.where(inside, row, shape[0]), jnp.where(inside, terms, 0), (shape[0] + 1, shape[1])
+    key, terms, _ = on_device.sorted_keys(row, jnp.where(inside, col, 0), of, beside=terms)
+    row = on_device.coordinates(key, of)[0]
+    new, lengths = on_device.flags(key) & (row < shape[0]), jnp.diff(then.csr_arrays().indptr)
+    uses = jnp.where(new, take(lengths, jnp.minimum(row, shape[0] - 1)), 0)
+    return key, terms, jnp.stack([jnp.sum(new, dtype=np.float64), jnp.sum(uses, dtype=np.float64)])
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3, 4))
+def compressed(key: Array, terms: Array, n_cols: int, shape: tuple[int, int], room: int) -> Any:
+    """The matrix of `summed`, whose keys are those of `n_cols` columns."""
+    rows, of, end = shape[0], (shape[0] + 1, n_cols), key.shape[0]
+    live = on_device.coordinates(key, of)[0] < rows
+    new, ends = on_device.flags(key) & live, jnp.sum(live, dtype=np.int32)
+    at = jnp.where(new, jnp.cumsum(new, dtype=np.int32) - 1, room + 1)
+    first = jnp.full(room + 1, ends).at[at].set(lax.iota(np.int32, end), mode="drop", unique_indices=True)
+    row, col = on_device.coordinates(take(key, jnp.minimum(first[:-1], end - 1)), of)
+    ptr = row_pointers(jnp.where(first[:-1] < ends, row, rows), rows)
+    values = csr((terms, jnp.zeros(end, np.int32), first), (room, 1)) @ jnp.ones(1)
+    return csr((values, col, ptr), shape)
+
+
+@jax.jit
+def transposed(P: Any, below: Array, unit: Array) -> tuple[Any, Array, Array]:
+    """R = Pᵀ; the near-null vector of R·A·P, and the sizes of the sums behind its diagonal."""
+    (data, col, _), m = P.csr_arrays(), P.shape[1]
+    turned, _ = entry_index.transposed(CsrArrays(data, jnp.where(_live(P), col, m), _pointers(P), P.shape))
+    R = csr(turned, P.shape[::-1])
+    return R, below[:m], R.with_data(R.data**2) @ unit
