@@ -1,6 +1,6 @@
 """One solve as users call it, cold and warm, beside CuPy, jax.scipy and SciPy.
 
-    python -m benchmarks.peers --json out.json          on a GPU, or with JAX_PLATFORMS=cpu on a CPU: about a minute each
+    python -m benchmarks.peers --json out.json     on a GPU, or with JAX_PLATFORMS=cpu on a CPU; about a minute each
 
 Conjugate gradients to ‖b − A·x‖ ≤ 1e-8·‖b‖ in float64 for the 7-point Poisson problem on n³ points; b is white noise of
 seed 0, which favours no method. Each side runs in a process of its own. "cold" is the first solve of that process, wall

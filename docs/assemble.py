@@ -6,13 +6,10 @@ and a link to a file that is not there is an error.
 """
 
 import ast
-import functools
 import inspect
 import json
-import os
 import re
 import shutil
-import subprocess
 import sys
 import types
 from collections.abc import Iterator
@@ -22,6 +19,8 @@ from pathlib import Path, PurePosixPath
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
+import charts  # noqa: E402
+import outputs  # noqa: E402
 import pictures  # noqa: E402
 from kept import kept  # noqa: E402
 
@@ -32,10 +31,10 @@ from jaxsparse_fmt._types import CORES  # noqa: E402
 from solvers import precond  # noqa: E402
 
 EXCHANGE = ("coo", "csc")
-LEARN = (
-    "start tasks which-solver which-format differentiate algebra many-gpus other-libraries command-line troubleshooting"
-)
-DEPTH = "examples solvers formats files performance papers"
+# The menu: what people come for, then the pages of the engine.
+LEARN = """start tasks examples which-solver boundary-conditions differentiate coming-from many-gpus compare
+command-line troubleshooting"""
+DEPTH = "solvers algebra which-format formats files other-libraries performance papers"
 # Of the contributor's page; the menu shows them below it when it is open.
 PROJECT = "how-it-works add-a-method results what-left versions"
 # The pages of the reference, by purpose: a title, and names of modules.
@@ -86,10 +85,10 @@ API: dict[str, tuple[str, dict[types.ModuleType, str]]] = {
     ),
 }
 FOLDERS = {"jaxsparse_fmt/formats": "which-format.md", "benchmarks/results": "results.md"}
-DRAWS = "savefig(sys.argv[1])"  # in an example that draws into the file that it is given
 # What the list of results shows of a header that has it; one computed from other tables ran on no device.
 OF_HEADER = {"device": "{}", "jax": "JAX {}", "tables": "computed from {}"}
 LINK = re.compile(r"(!?\[[^\]]*\]\()([^)#\s]*)(#[^)\s]*)?\)")
+PICTURE = re.compile(r'<picture>.*?alt="([^"]*)".*?src="docs/static/(\w+)_light.svg".*?</picture>', re.DOTALL)
 CODE = re.compile(r"(```.*?```)", re.DOTALL)
 CALL = re.compile(r"^    (python .*)$", re.MULTILINE)
 
@@ -110,6 +109,20 @@ def page_of(path: str) -> str | None:
     if path.startswith("benchmarks/results/") and file.suffix == ".md":
         return f"results/{file.stem}.md"
     return None
+
+
+def as_sphinx(text: str, copied: set[str]) -> str:
+    """The text with each `<picture>`, as GitHub shows it, as Sphinx shows it.
+
+    Args:
+      copied: gets the names of these pictures, of docs/static.
+    """
+
+    def replaced(match: re.Match[str]) -> str:
+        copied.add(match[2])
+        return "\n".join(picture(match[2], match[1]))
+
+    return PICTURE.sub(replaced, text)
 
 
 def linked(text: str, path: str, page: str, copied: set[str]) -> str:
@@ -142,6 +155,9 @@ def linked(text: str, path: str, page: str, copied: set[str]) -> str:
 
 def generated(name: str) -> str:
     """The text that stands for `<!-- generated: NAME -->`."""
+    if name.startswith("chart "):
+        name = name.removeprefix("chart ")
+        return "\n".join(picture(f"chart_{name}", charts.CHARTS[name][0]))
     if name not in LONG:
         return "\n".join(GENERATED[name]())
     write = lambda folder: (folder / "text.md").write_text("\n".join(GENERATED[name]()), encoding="utf-8")  # noqa: E731
@@ -149,10 +165,10 @@ def generated(name: str) -> str:
     return (kept(f"part_{name}", sources, write) / "text.md").read_text(encoding="utf-8")
 
 
-def picture(name: str, alt: str) -> Iterator[str]:
-    """A picture of `pictures.py`, for light and for dark pages."""
+def picture(name: str, alt: str, root: str = "") -> Iterator[str]:
+    """A picture for light and for dark pages; `root` leads from the page to the top of the site."""
     for look in ("light", "dark"):
-        yield f"```{{image}} pictures/{name}_{look}.svg\n:alt: {alt}\n:class: only-{look}\n```\n"
+        yield f"```{{image}} {root}pictures/{name}_{look}.svg\n:alt: {alt}\n:class: only-{look}\n```\n"
 
 
 def of_formats(of_papers: bool = False) -> Iterator[str]:
@@ -247,42 +263,20 @@ def reference(title: str, named: dict[types.ModuleType, str]) -> str:
     return "\n".join(lines)
 
 
-def run_example(path: Path, folder: Path) -> None:
-    """Runs an example, and writes what it prints and what it draws into `folder`."""
-    command = [sys.executable, str(path)]
-    if DRAWS in path.read_text("utf-8"):
-        command.append(str(folder / "picture.png"))
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{path.name} failed:\n{done.stderr}")
-    (folder / "printed.txt").write_text(done.stdout, encoding="utf-8")
-
-
 def example(path: Path, pictures: Path) -> str:
-    """The page of an example: its prose, what it prints here, its picture, and its code behind the prose."""
+    """The page of an example: its prose, its picture, what it prints here, and its code."""
     source = path.read_text("utf-8")
     title, _, about = (ast.get_docstring(ast.parse(source)) or "").partition("\n")
-    outputs = kept(f"example_{path.stem}", [path], functools.partial(run_example, path))
-    drawn = pictures / f"example_{path.stem}.png"
-    draws = (outputs / "picture.png").exists()
-    lines = [
-        f"# {path.stem.replace('_', ' ').capitalize()}",
-        "",
-        f"**{title}**",
-        "",
-        CALL.sub(r"```\n\1\n```", about),
-        "",
-        "## Output",
-        "",
-        "```text",
-        (outputs / "printed.txt").read_text(encoding="utf-8"),
-        "```",
-        "",
-    ]
-    if draws:
-        shutil.copy(outputs / "picture.png", drawn)
-        lines += [f"![what it draws](../pictures/{drawn.name})", ""]
-    return "\n".join([*lines, "## Program", "", "```python", source.split('"""', 2)[2].lstrip(), "```", ""])
+    name, _, more = title.rstrip(".").partition(": ")
+    kept = outputs.of_example(path)
+    lines = [f"# {name}", "", f"**{more[:1].upper()}{more[1:]}.**" if more else "", ""]
+    if (kept / "picture.svg").exists():
+        outputs.copy_pictures(kept, pictures, f"example_{path.stem}")
+        lines += picture(f"example_{path.stem}", f"what the program draws: {name}", root="../")
+    printed = (kept / "printed.txt").read_text(encoding="utf-8")
+    lines += [CALL.sub(r"```\n\1\n```", about), "", "## Output", "", "```text", printed, "```", ""]
+    code = source.split('"""', 2)[2].lstrip()
+    return "\n".join([*lines, "## Program", "", "```python", code, "```", ""])
 
 
 def assemble(folder: Path) -> None:
@@ -290,6 +284,7 @@ def assemble(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     pages: dict[str, str] = {}
     copied: set[str] = set()
+    static: set[str] = set()
     files = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"]
     files += [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").glob("*.md"))]
     files += [path.relative_to(ROOT).as_posix() for path in results()]
@@ -297,10 +292,15 @@ def assemble(folder: Path) -> None:
         page = page_of(path)
         assert page is not None
         text = re.sub(r"<!-- generated: (.*?) -->", lambda m: generated(m[1]), (ROOT / path).read_text("utf-8"))
+        text = as_sphinx(text, static)
         text = text if text.startswith("#") else f"# {Path(path).stem.replace('_', ' ')}\n\n{text}"
         pages[page] = text if path == "docs/results.md" else linked(text, path, page, copied)
     drawn = kept("pictures", [Path(pictures.__file__)], pictures.main)
     shutil.copytree(drawn, folder / "pictures")
+    charts.main(folder / "pictures", charts.CHARTS)
+    for name in static:
+        for look in charts.LOOKS:
+            shutil.copy(charts.STATIC / f"{name}_{look}.svg", folder / "pictures")
     examples = sorted((ROOT / "examples").glob("*.py"))
     with ThreadPoolExecutor(CORES) as pool:
         texts = pool.map(lambda path: example(path, folder / "pictures"), examples)
@@ -310,8 +310,8 @@ def assemble(folder: Path) -> None:
     menus = {
         "index.md": {
             "Learn": LEARN.split(),
-            "Reference": [*API, "reference"],
             "In depth": DEPTH.split(),
+            "Reference": [*API, "reference"],
             "Project": ["contributing", "changelog"],
         },
         "examples.md": {"": [f"examples/{path.stem}" for path in examples]},

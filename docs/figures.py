@@ -1,4 +1,4 @@
-"""Writes the figures of README.md and docs/ anew from benchmarks/results: python docs/figures.py
+"""Writes the tables of docs/performance.md anew from benchmarks/results: python docs/figures.py
 
 Between `<!-- figures: NAME -->` and `<!-- end -->` it writes what `TABLES[NAME]` makes: hardware, date, versions, files
 and command of a measurement, and its table. A test asks that the files are as this script would write them.
@@ -13,7 +13,7 @@ from statistics import geometric_mean
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-FILES = ("README.md", "docs/performance.md")
+FILES = ("docs/performance.md",)
 RESULTS = ROOT / "benchmarks/results"
 BLOCK = re.compile(r"(<!-- figures: (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 ALL = ""
@@ -303,7 +303,6 @@ def sourced(made: Callable[[], Iterator[str]], command: str, *whats: str) -> Cal
 
 
 TABLES: dict[str, Callable[[], Iterator[str]]] = {
-    "suite in short": lambda: by_class(rows_of("suite_h100"), SHORT),
     "formats": sourced(
         lambda: formats(("7-point 200³", "27-point × 3 dof 64³")),
         "spmv --cases 0 1 --backends triton mosaic --formats …",

@@ -1,4 +1,4 @@
-"""cg over several hosts: the same program on each, and no host ever holds the whole matrix.
+"""Poisson problem over several hosts: the same program on each, and no host ever holds the whole matrix.
 
 On every host, with the address of the first one and a free port of its:
 
@@ -19,44 +19,65 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.sparse as sp
 
-import jaxsparse_fmt as jsf
-import solvers
+import jaxsparse as js
 
 N = 60  # points an axis
 
 
 def poisson_rows(n: int, start: int, stop: int) -> sp.csr_array:
-    """Rows of the 7-point Laplacian on n³ points, `gallery.poisson(n)`, without making the others."""
+    """Rows of the 7-point Laplacian on n³ points, without the others."""
     row = np.arange(start, stop)
     z, y, x = np.unravel_index(row, (n, n, n))
-    inside = np.stack([z > 0, y > 0, x > 0, row >= 0, x < n - 1, y < n - 1, z < n - 1], axis=1)
+    inside = np.stack(
+        [z > 0, y > 0, x > 0, row >= 0, x < n - 1, y < n - 1, z < n - 1], axis=1
+    )
     col = row[:, None] + np.array([-n * n, -n, -1, 0, 1, n, n * n])
     data = np.broadcast_to([-1.0, -1, -1, 6, -1, -1, -1], col.shape)
     indptr = np.concatenate([[0], np.cumsum(inside.sum(axis=1))])
-    return sp.csr_array((data[inside], col[inside], indptr), shape=(stop - start, n**3))
+    return sp.csr_array(
+        (data[inside], col[inside], indptr), shape=(stop - start, n**3)
+    )
 
 
 def saved_rows(folder: Path, start: int, stop: int) -> sp.csr_array:
     """Rows start to stop of the blocks in a folder; no other block is read."""
     files = sorted(folder.glob("*.npz"), key=lambda file: int(file.stem))
     first = np.array([int(file.stem) for file in files])
-    used = range(np.searchsorted(first, start, "right") - 1, max(np.searchsorted(first, stop), 1))
+    used = range(
+        np.searchsorted(first, start, "right") - 1,
+        max(np.searchsorted(first, stop), 1),
+    )
     rows = sp.vstack([sp.load_npz(files[k]) for k in used], format="csr")
     return rows[start - first[used[0]] : stop - first[used[0]]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--coordinator", metavar="ADDRESS:PORT")
     parser.add_argument("--processes", type=int)
     parser.add_argument("--process", type=int)
-    parser.add_argument("--launched", action="store_true", help="by srun or mpirun")
-    parser.add_argument("--saved", type=Path, metavar="FOLDER", help="a symmetric positive definite matrix")
+    parser.add_argument(
+        "--launched", action="store_true", help="by srun or mpirun"
+    )
+    parser.add_argument(
+        "--saved",
+        type=Path,
+        metavar="FOLDER",
+        help="a symmetric positive definite matrix",
+    )
     parser.add_argument("--n", type=int, default=N)
+    parser.add_argument(
+        "--picture", metavar="PICTURE.png", help="drawn by the first process"
+    )
     args = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
     if args.coordinator or args.launched:
-        jax.distributed.initialize(args.coordinator, args.processes, args.process)
+        jax.distributed.initialize(
+            args.coordinator, args.processes, args.process
+        )
 
     mesh = jax.make_mesh((jax.device_count(),), ("rows",))
     made = []
@@ -64,15 +85,37 @@ def main() -> None:
 
     def rows_of(start: int, stop: int) -> sp.csr_array:
         made.append(stop - start)
-        return saved_rows(args.saved, start, stop) if args.saved else poisson_rows(args.n, start, stop)
+        return (
+            saved_rows(args.saved, start, stop)
+            if args.saved
+            else poisson_rows(args.n, start, stop)
+        )
 
-    A = jsf.shard_from_rows(rows_of, n, mesh)
+    A = js.shard_from_rows(rows_of, n, mesh)
     b = A @ jnp.ones(n)
-    sol = solvers.cg(A, b, rtol=1e-10)
+    sol = js.cg(A, b, rtol=1e-10, history=True)
     sol.raise_for_status()
     error = float(jnp.max(jnp.abs(sol.x - 1)))
-    print(f"process {jax.process_index()} of {jax.process_count()} made {sum(made)} of {n} rows")
-    print(f"{int(sol.iterations)} iterations on {jax.device_count()} devices, error {error:.1e}", flush=True)
+    print(
+        f"process {jax.process_index()} of {jax.process_count()} made "
+        f"{sum(made)} of {n} rows"
+    )
+    print(
+        f"{int(sol.iterations)} iterations on {jax.device_count()} devices, "
+        f"error {error:.1e}",
+        flush=True,
+    )
+
+    if args.picture and jax.process_index() == 0:
+        from matplotlib import pyplot
+
+        figure, ax = pyplot.subplots(figsize=(7, 4), layout="constrained")
+        js.plot.convergence(
+            {f"{n:,} unknowns, devices: {jax.device_count()}": sol},
+            ax,
+            rtol=1e-10,
+        )
+        figure.savefig(args.picture)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,16 @@
-"""The figures of README.md and docs/performance.md are those of the newest results."""
+"""The figures and charts of README.md and docs/performance.md are those of the newest results."""
 
+import html
 import re
 
 import pytest
 
-from docs import figures
+from docs import charts, figures
 
 TEXTS = {name: (figures.ROOT / name).read_text(encoding="utf-8") for name in figures.FILES}
 WORDS = {
-    name: " ".join((figures.ROOT / name).read_text(encoding="utf-8").split()) for name in (*TEXTS, "docs/formats.md")
+    name: " ".join((figures.ROOT / name).read_text(encoding="utf-8").split())
+    for name in ("README.md", *TEXTS, "docs/formats.md")
 }
 REFINED = ("refine", "refine, coarse space")
 
@@ -60,7 +62,9 @@ def sentences() -> list[tuple[str, str]]:
     cpu = f"runs at {speeds['float32']:.2f} (f32) and {speeds['float64']:.2f} (f64) times the speed of SciPy"
     unknown = figures.speeds(figures.rows_of("suite_held_out_cpu"))
     quick = sum(row["conversion"] <= 50 for row in of_h200)
+    mean = min(figures.speeds(rows).values())
     return [
+        ("README.md", f"multiply {mean:.1f} times as fast as the best of cuSPARSE"),
         (
             "docs/performance.md",
             f"{coarse['iterations']} steps instead of {plain['iterations']}, in {coarse['ms']:.0f} ms",
@@ -92,8 +96,25 @@ def test_a_sentence_has_the_figures_of_the_results(name, words):
     assert words in WORDS[name]
 
 
-def test_the_dates_of_the_readme_are_those_of_its_tables():
+@pytest.mark.parametrize("name", charts.OF_README)
+@pytest.mark.parametrize("look", charts.LOOKS)
+def test_the_charts_of_the_readme_are_those_of_the_results(name, look):
+    stored = (charts.STATIC / f"chart_{name}_{look}.svg").read_text(encoding="utf-8")
+    assert stored == charts.drawn(charts.CHARTS[name][1](), look), "run python docs/charts.py"
+
+
+@pytest.mark.parametrize("name", charts.CHARTS)
+def test_a_chart_has_every_label_and_nothing_beyond_its_edges(name):
+    panels = list(charts.CHARTS[name][1]())
+    drawn = charts.drawn(panels, "dark")
+    assert all(f">{html.escape(label)}</text>" in drawn for panel in panels for label, _ in panel.groups)
+    for x, width in re.findall(r'<rect x="([\d.]+)" .*?width="([-\d.]+)"', drawn):
+        assert float(width) >= 0 and float(x) + float(width) <= charts.WIDTH
+
+
+def test_the_dates_of_the_readme_are_those_of_its_charts():
+    text = (figures.ROOT / "README.md").read_text(encoding="utf-8")
     for what in ("suite_h100", "suite_cpu"):
         path = figures.newest(what)
         date = figures.read(path)["header"]["date"]
-        assert f"benchmarks/results/{path.stem}.md" in TEXTS["README.md"] and TEXTS["README.md"].count(date) >= 2
+        assert f"benchmarks/results/{path.stem}.md" in text and text.count(date) >= 2
