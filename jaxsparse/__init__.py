@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from solvers import lineax as lineax
 
 PACKAGES = ("jaxsparse_fmt", "solvers")
+_COMMAND_LINE = ("commands", "process")  # modules, which `from jaxsparse import commands` asks for here first
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
@@ -63,7 +64,7 @@ def __getattr__(name: str) -> Any:
         return _package("jaxsparse_fmt").__version__
     if name == "__all__":
         return [public for package in PACKAGES for public in _package(package).__all__]
-    if not name.startswith("_"):
+    if not name.startswith("_") and name not in _COMMAND_LINE:
         for package in map(_package, PACKAGES):
             if name in package.__all__:
                 return globals().setdefault(name, getattr(package, name))

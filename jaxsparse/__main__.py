@@ -1,16 +1,33 @@
-"""The entry point of `jaxsparse` and `python -m jaxsparse`: an interruption prints one line, even while JAX loads."""
+"""The entry point of `jaxsparse` and `python -m jaxsparse`."""
 
 import os
 import signal
 import sys
 from typing import Any, NoReturn
 
+from jaxsparse import commands, process
 
-def _leave(*_: Any) -> NoReturn:
-    try:
-        os.write(2, b"jaxsparse: interrupted\n")
-    finally:
-        os._exit(130)
+_is_loading = True
+
+
+def _run() -> int:
+    global _is_loading
+    args = commands.parse()
+    _forget_working_folder()
+    from jaxsparse_fmt.cli import main as cli  # which imports JAX, once the arguments are known to be right
+
+    _is_loading = False
+    return cli.run(args)
+
+
+def _interrupt(*_: Any) -> None:
+    """Ends the process while libraries load, of which some would print a traceback; later raises KeyboardInterrupt."""
+    if _is_loading:
+        try:
+            os.write(2, b"jaxsparse: interrupted\n")
+        finally:
+            os._exit(process.INTERRUPTED)
+    raise KeyboardInterrupt
 
 
 def _forget_working_folder() -> None:
@@ -22,16 +39,9 @@ def _forget_working_folder() -> None:
 
 def main() -> NoReturn:
     """Runs the command with the process's arguments; never returns."""
-    is_heeded = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else the caller ignores SIGINT
-    if is_heeded:
-        signal.signal(signal.SIGINT, _leave)
-    _forget_working_folder()
-    from jaxsparse_fmt.cli import main as cli
-    from jaxsparse_fmt.cli import process
-
-    if is_heeded:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    process.run(cli.main)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else the caller ignores SIGINT
+        signal.signal(signal.SIGINT, _interrupt)
+    process.run(_run)
 
 
 if __name__ == "__main__":

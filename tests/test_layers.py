@@ -10,7 +10,7 @@ from tests.process import ROOT, printed
 
 # A line may import what stands in a line above it; modules of one folder import each other, without circles.
 FLOORS = (
-    "_types _version _late",
+    "_types _version _late commands",
     "io kernels models gallery",
     "core",
     "formats",
@@ -33,7 +33,7 @@ ALLOWED = {
     "cli": THIRD_PARTY | {"rich", "matplotlib"},
     "plot": NUMERIC | {"matplotlib"},
     "solvers": {"numpy", "jax"},
-    "jaxsparse": set(),
+    **{name: set() for name in ("jaxsparse", "commands")},
 }
 # Modules of the solvers that import more: SciPy, other libraries, and the functions that make matrices.
 SOLVERS_ALLOWED = {
@@ -123,8 +123,8 @@ def top(name: str) -> str:
 def place(name: str) -> str:
     """What FLOORS lists: jaxsparse_fmt.formats.csr lies in formats, solvers.cg in solvers."""
     parts = name.split(".")
-    if name == "jaxsparse.__main__":
-        return "cli"
+    if parts[0] == "jaxsparse" and parts[-1] in ("__main__", "commands", "process"):
+        return "cli" if parts[1] == "__main__" else "commands"
     return parts[1] if parts[0] == "jaxsparse_fmt" and parts[1:] else parts[0]
 
 

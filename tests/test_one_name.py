@@ -11,7 +11,7 @@ import jaxsparse_fmt
 import solvers
 from tests.process import ROOT, printed
 
-MODULES = {path.stem for path in (ROOT / "jaxsparse").glob("[a-z]*.py")}
+MODULES = {path.stem for path in (ROOT / "jaxsparse").glob("[a-z]*.py")} - {"commands", "process"}
 
 
 def test_every_public_name_of_both_packages_is_the_same_object_under_the_one_name():
@@ -63,3 +63,10 @@ def test_the_command_runs_in_a_folder_with_a_solvers_file(tmp_path, monkeypatch)
     done = in_a_folder_with_solvers(tmp_path, "-m", "jaxsparse", "doctor")
     assert done.returncode == 0, done.stderr
     assert "solve on" in done.stdout
+
+
+@pytest.mark.parametrize("line", ["--version", "solve --help", "sovle A.mtx", "solve A.mtx --rtoll 1", ""])
+def test_a_command_line_that_runs_nothing_imports_no_library(line):
+    code = "import sys; from jaxsparse import commands\ntry: commands.parse(sys.argv[1:])\nexcept SystemExit: pass\n"
+    told = printed("-c", code + "print(*sys.modules)", *line.split()).splitlines()[-1].split()
+    assert not {"jax", "numpy", "scipy", "jaxsparse_fmt", "solvers", "rich"} & set(told)

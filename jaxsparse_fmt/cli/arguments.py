@@ -4,58 +4,25 @@ import argparse
 import contextlib
 import os
 import sys
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+import scipy
 
+from jaxsparse.commands import PICTURES, STDIN
 from jaxsparse_fmt import convert, plot, saved
 from jaxsparse_fmt._types import Csr
 from jaxsparse_fmt.cli.progress import Progress
 from jaxsparse_fmt.io import files
 from jaxsparse_fmt.kernels.backends import selection
 
-DTYPES = ("float32", "float64", "complex64", "complex128")
-PICTURES = (".png", ".pdf", ".svg")
-STDIN = "<stdin>"  # how messages name a FILE of "-"
-
 
 class BadInput(Exception):
     """The command cannot use the user's input; the text names the cause and the cure."""
-
-
-def _number(of: Callable[[str], Any], allowed: Callable[[Any], bool], words: str) -> Callable[[str], Any]:
-    """The type of an argument, whose error says that a text is not `words`."""
-
-    def parse(text: str) -> Any:
-        with contextlib.suppress(ValueError):
-            if allowed(of(text)):
-                return of(text)
-        raise argparse.ArgumentTypeError(f"{text!r} is not {words}")
-
-    return parse
-
-
-rtol = _number(float, lambda x: 0 < x < 1, "a number between 0 and 1")
-at_least_one = _number(int, lambda n: n >= 1, "a whole number from 1 up")
-
-
-def argument(name: str, help: str, **options: Any) -> tuple[str, dict[str, Any]]:
-    """One of a command's `ARGUMENTS`, as `add_argument` of a parser takes it."""
-    return name, options | {"help": help}
-
-
-FILE = argument(
-    "file",
-    "Matrix Market, .mtx or .mtx.gz, or the .npz of jsf.save; - for Matrix Market from standard input",
-    type=lambda name: STDIN if name == "-" else name,
-    metavar="FILE",
-)
-DTYPE = argument("--dtype", "of matrix and vectors; default: the file's", choices=DTYPES)
-BACKEND = argument("--backend", "of the products; default auto", choices=selection.BACKENDS, default="auto")
-RTOL = argument("--rtol", "stop when ‖b − A·x‖ ≤ rtol·‖b‖; default %(default).0e", type=rtol, default=1e-6, metavar="R")
 
 
 @contextlib.contextmanager
@@ -74,13 +41,53 @@ def read_matrix(args: argparse.Namespace, progress: Progress) -> Csr:
     """The matrix of FILE as canonical CSR, a stage of the command; standard input and pipes are read once."""
     with progress.stage("read", args.file), blaming(args.file):
         if args.file.lower().endswith(".npz"):
-            with jax.enable_x64(True):
-                return convert.canonical(saved.load(args.file).to_scipy())
+            return convert.canonical(_read_npz(args.file))
+        if args.file.lower().endswith(".mat"):
+            return convert.canonical(_read_mat(args.file))
         if args.file != STDIN:
             return convert.canonical(files.read_mtx(args.file))
         if sys.stdin is None:
             raise BadInput(f"{STDIN} is closed; name a file")
         return convert.canonical(files.read_mtx(sys.stdin.buffer))
+
+
+def _read_npz(path: str) -> Any:
+    """A matrix of `jsf.save` or of `scipy.sparse.save_npz`."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as file:
+            is_scipys = "format.npy" in file.namelist()
+        if is_scipys:
+            return _numeric(path, _loaded(scipy.sparse.load_npz, path, "file of scipy.sparse.save_npz"))
+    with jax.enable_x64(True):
+        return saved.load(path).to_scipy()
+
+
+def _read_mat(path: str) -> Any:
+    """The one sparse matrix of a file of MATLAB's, up to version 7.2."""
+    import scipy.io
+
+    found = _loaded(scipy.io.loadmat, path, ".mat file")
+    sparse = {name: S for name, S in found.items() if scipy.sparse.issparse(S)}
+    if len(sparse) != 1:
+        raise ValueError(f"a .mat file with one sparse matrix is needed; this one has {', '.join(sparse) or 'none'}")
+    return _numeric(path, *sparse.values())
+
+
+def _loaded(load: Callable[[str], Any], path: str, kind: str) -> Any:
+    try:
+        return load(path)
+    except OSError:
+        raise
+    except NotImplementedError:
+        raise ValueError("a file of MATLAB 7.3, which is HDF5; write it in MATLAB by save -v7") from None
+    except Exception as error:  # of whatever kind: SciPy checks little of a damaged file
+        raise ValueError(f"no whole {kind} ({error})") from error
+
+
+def _numeric(path: str, S: Any) -> Any:
+    if S.dtype.kind not in "biufc" or S.ndim != 2:
+        raise ValueError(f"{path}: a matrix of numbers is needed; this one has dtype {S.dtype}, shape {S.shape}")
+    return S
 
 
 def check_picture(out: str, *inputs: str) -> None:
@@ -90,17 +97,34 @@ def check_picture(out: str, *inputs: str) -> None:
     check_output(out, PICTURES, *inputs)
 
 
-def check_output(out: str, suffixes: tuple[str, ...], *inputs: str) -> None:
-    """Refuses a name without one of the suffixes, and a file that cannot be written or that is one of the inputs."""
+def check_output(
+    out: str, suffixes: tuple[str, ...], *inputs: str, kind: str | None = None, piped: str | None = None
+) -> str:
+    """The suffix of the kind of file to write.
+
+    Args:
+      kind: of --out-format; None leaves the kind to the name.
+      piped: the kind that standard output, "-", takes.
+
+    Raises:
+      BadInput: a name without one of the suffixes, a file that cannot be written or that is one of the inputs.
+    """
+    if out == "-" and piped:
+        if kind not in (None, piped):
+            raise BadInput(f"--out-format {kind}: standard output takes {piped}; name a file")
+        return f".{piped}"
     folder = Path(out).parent
     if Path(out).is_dir():
         raise BadInput(f"{out}: is a folder; name a file in it")
     if Path(out).resolve() in (Path(name).resolve() for name in inputs):
         raise BadInput(f"{out}: would overwrite the input; give it another name")
-    if not out.lower().endswith(suffixes):
-        raise BadInput(f"{out}: the name decides the kind of file; end it in {', '.join(suffixes)}")
+    found = f".{kind}" if kind else next((suffix for suffix in suffixes if out.lower().endswith(suffix)), None)
+    if found is None:
+        cure = "the name decides the kind of file; end it in"
+        raise BadInput(f"{out}: {cure} {', '.join(suffixes)}{', or name a kind by --out-format' if piped else ''}")
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise BadInput(f"{out}: no folder {folder} that can be written to; create it first")
+    return found
 
 
 def check_backend(args: argparse.Namespace) -> None:

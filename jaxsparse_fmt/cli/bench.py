@@ -7,20 +7,7 @@ import numpy as np
 from jaxsparse_fmt import choose, convert
 from jaxsparse_fmt.choose.timing import median_seconds, seconds_per_product
 from jaxsparse_fmt.cli import arguments, measure, tables
-from jaxsparse_fmt.cli.arguments import argument
 from jaxsparse_fmt.cli.progress import Progress
-
-HELP = "time the formats"
-ABOUT = "Times A·x in the formats that rank first, each in its best layout, and compares with the prediction."
-
-
-EXAMPLES = ["matrix.mtx.gz --dtype float32"]
-ARGUMENTS = [
-    arguments.FILE,
-    argument("--formats", "how many; default 8", type=arguments.at_least_one, default=8, metavar="N"),
-    arguments.DTYPE,
-    arguments.BACKEND,
-]
 
 
 def run(args: argparse.Namespace, progress: Progress) -> tables.Done:

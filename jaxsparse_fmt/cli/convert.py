@@ -5,52 +5,36 @@ import sys
 
 import scipy.io
 
+from jaxsparse.commands import MATRICES
 from jaxsparse_fmt import convert, saved
 from jaxsparse_fmt._types import Csr
 from jaxsparse_fmt.cli import arguments, tables
-from jaxsparse_fmt.cli.arguments import argument
 from jaxsparse_fmt.cli.progress import Progress
-from jaxsparse_fmt.formats import FORMATS
 from jaxsparse_fmt.io import files
-
-HELP = "write a matrix as another file"
-ABOUT = "Reads a matrix and writes it as Matrix Market, or as the .npz of jsf.save, which holds its format too."
-SUFFIXES = (".mtx", ".mtx.gz", ".npz")
-
-
-KNOWN = ("auto", *FORMATS)
-EXAMPLES = ["matrix.mtx.gz matrix.npz --format sell", "matrix.npz - | gzip > matrix.mtx.gz"]
-ARGUMENTS = [
-    arguments.FILE,
-    argument("out", f"{', '.join(SUFFIXES)}; - for Matrix Market to standard output", metavar="OUT"),
-    argument("--format", "the storage format in an .npz; default csr", choices=KNOWN, default="csr", metavar="NAME"),
-    arguments.DTYPE,
-]
 
 
 def run(args: argparse.Namespace, progress: Progress) -> tables.Done:
     is_piped = args.out == "-"
-    if not is_piped:
-        arguments.check_output(args.out, SUFFIXES, args.file)
+    kind = arguments.check_output(args.out, MATRICES, args.file, kind=args.out_format, piped="mtx")
     S = arguments.read_matrix(args, progress)
     S = S.astype(arguments.dtype_of(args, S.dtype))
     with progress.stage("write", args.out), arguments.blaming(args.out):
-        _write(S, args)
+        _write(S, args, kind)
     record = {"file": args.file, "out": args.out, "rows": S.shape[0], "columns": S.shape[1], "nnz": S.nnz}
     where = "standard output" if is_piped else args.out
     text = f"{where}: {S.shape[0]:,} × {S.shape[1]:,}, {S.nnz:,} entries, {S.dtype}"
     return tables.Done(record, [text])
 
 
-def _write(S: Csr, args: argparse.Namespace) -> None:
+def _write(S: Csr, args: argparse.Namespace, kind: str) -> None:
     if args.out == "-":
         try:
             scipy.io.mmwrite(sys.stdout.buffer, S, symmetry="general")
             sys.stdout.flush()
         except OSError as error:
             raise tables.OutputLost(f"standard output: {error.strerror}") from error
-    elif args.out.lower().endswith(".npz"):
+    elif kind == ".npz":
         with arguments.word_length(S.dtype):
             saved.save(args.out, convert.from_scipy(S, args.format, S.dtype))
     else:
-        files.write_mtx(args.out, S)
+        files.write_mtx(args.out, S, kind)

@@ -13,23 +13,12 @@ import solvers
 from jaxsparse_fmt import gallery
 from jaxsparse_fmt._types import readable_bytes
 from jaxsparse_fmt.choose.timing import median_seconds
-from jaxsparse_fmt.cli import arguments, measure, tables
-from jaxsparse_fmt.cli.arguments import argument
+from jaxsparse_fmt.cli import measure, tables
 from jaxsparse_fmt.cli.progress import Progress
 from jaxsparse_fmt.models import traffic
 
-HELP = "solve, against SciPy"
-ABOUT = "Solves the 7-point Poisson problem on n³ points here and with SciPy, and compares."
-
 TURNS = 2  # timed runs of each solver, in alternation; the better one counts
 SLACK = 1.01  # rounding in the comparison of norms
-
-
-EXAMPLES = ["--n 64"]
-ARGUMENTS = [
-    argument("--n", "points an axis; default 100", type=arguments.at_least_one, default=100),
-    (arguments.RTOL[0], arguments.RTOL[1] | {"default": 1e-8}),
-]
 
 
 @jax.enable_x64(True)

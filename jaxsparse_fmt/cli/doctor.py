@@ -18,10 +18,6 @@ from jaxsparse_fmt.convert import from_scipy
 from jaxsparse_fmt.gallery import poisson
 from jaxsparse_fmt.kernels.backends import selection
 
-HELP = "check this installation"
-ABOUT = "Shows versions, devices and kernels; checks a product and a solve on every device, and names cures."
-EXAMPLES = ["", "--json"]
-ARGUMENTS: list[Any] = []
 PACKAGES = ("jax", "jaxlib", "numpy", "scipy", "numba", "absl-py", "matplotlib", "pyamg", "lineax")
 CUSTOM_CALL = re.compile(r'custom_call_target="([^"]+)"')
 TOLERANCES = {"product": 1e-5, "solve": 1e-3}  # in float32, relative to the largest number

@@ -13,12 +13,6 @@ from jaxsparse_fmt.cli import arguments, measure, tables
 from jaxsparse_fmt.cli.progress import Progress
 from jaxsparse_fmt.formats import statistics
 
-HELP = "describe a matrix"
-ABOUT = "Describes a matrix and ranks the formats by the predicted time of a product."
-EXAMPLES = ["matrix.mtx.gz", "- --json < matrix.mtx"]
-ARGUMENTS = [arguments.FILE]
-
-
 # Two entries that should be equal may differ by this fraction of the largest entry in their row and column, since a
 # file may hold few digits. The true residual shows what such a difference costs.
 ASYMMETRY = 1e-8

@@ -95,27 +95,31 @@ def prepare(
     stored: Stored,
     b: np.ndarray,  # [n]
     M: Any = None,
+    x0: np.ndarray | None = None,  # [n]
     **options: Any,
 ) -> Callable[[], Any]:
-    """Compiles the solver, called inside jit as solver(A, b, M=M, **options).
+    """Compiles the solver, called inside jit as solver(A, b, x0, M=M, **options).
 
     Returns:
       A function that solves and returns the solver's result, complete on the device.
     """
     A, on_device = stored.A, jnp.asarray(b, stored.A.dtype)
-    compiled = jax.jit(functools.partial(solver, **options)).lower(A, on_device, M=M).compile()
+    start = None if x0 is None else jnp.asarray(x0, stored.A.dtype)
+    compiled = jax.jit(functools.partial(solver, **options)).lower(A, on_device, start, M=M).compile()
 
-    return lambda: _finished(compiled(A, on_device, M=M))
+    return lambda: _finished(compiled(A, on_device, start, M=M))
 
 
 def chosen(
     stored: Stored,
     b: np.ndarray,  # [n]
     M: Any,
+    x0: np.ndarray | None = None,  # [n]
     **options: Any,
 ) -> Any:
     """The result of `solvers.solve`, complete on the device."""
-    return _finished(solve(stored.A, jnp.asarray(b, stored.A.dtype), M=M, **options))
+    start = None if x0 is None else jnp.asarray(x0, stored.A.dtype)
+    return _finished(solve(stored.A, jnp.asarray(b, stored.A.dtype), start, M=M, **options))
 
 
 def _finished(solution: Any) -> Any:

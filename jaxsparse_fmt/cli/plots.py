@@ -15,15 +15,7 @@ import scipy.sparse
 from jaxsparse_fmt import plot
 from jaxsparse_fmt._types import replacing
 from jaxsparse_fmt.cli import arguments, tables
-from jaxsparse_fmt.cli.arguments import argument
 from jaxsparse_fmt.cli.progress import Progress
-
-HELP = "draw a matrix"
-ABOUT = "Draws the pattern and the row lengths of a matrix."
-
-
-EXAMPLES = ["matrix.mtx.gz matrix.png"]
-ARGUMENTS = [arguments.FILE, argument("out", f"the picture, {' or '.join(arguments.PICTURES)}", metavar="OUT")]
 
 
 def run(args: argparse.Namespace, progress: Progress) -> tables.Done:

@@ -11,19 +11,14 @@ import numpy as np
 import scipy.sparse
 
 import solvers
+from jaxsparse.commands import CHOOSING, SYMMETRIC, VECTORS
 from jaxsparse_fmt._types import readable_bytes
 from jaxsparse_fmt.cli import arguments, measure, plots, tables
-from jaxsparse_fmt.cli.arguments import argument
 from jaxsparse_fmt.cli.info import asymmetry
 from jaxsparse_fmt.cli.progress import Progress, residuals
-from jaxsparse_fmt.formats import FORMATS
 from jaxsparse_fmt.io import files
 from jaxsparse_fmt.models import traffic
 
-HELP = "solve A·x = b"
-ABOUT = "Solves A·x = b: by a method that suits A, and by another if that fails, or by the one asked for."
-SYMMETRIC, GENERAL = ("cg", "fcg", "minres"), ("gmres", "bicgstab", "idrs", "lsmr")
-CHOOSING = ("auto", "direct")  # methods that `solvers.solve` sets up
 PRECONDITIONERS = {
     "jacobi": jax.jit(solvers.precond.jacobi),  # without jit its operations compile one by one, for seconds
     "incomplete_cholesky": solvers.precond.incomplete_cholesky,
@@ -31,53 +26,34 @@ PRECONDITIONERS = {
     "ilu": solvers.precond.ilu,
     "multigrid": solvers.precond.multigrid,
 }
-EXAMPLES = [
-    "matrix.mtx.gz --rhs b.mtx --rtol 1e-8 --out x.npy",
-    "matrix.mtx --method gmres --precond incomplete_lu",
-]
-FORMAT = "a storage format, or auto (ranked), the default, or tune (measured)"
-METHOD = "%(choices)s; auto, the default, takes what suits A; lsmr takes a matrix of any shape, for least squares"
-PRECOND = "%(choices)s; default auto with --method auto, else none"
-MAXITER = "most iterations of a method; default 10·rows, and fewer where another method may follow"
-METHODS, KNOWN = (*CHOOSING, *SYMMETRIC, *GENERAL), ("auto", "none", *PRECONDITIONERS)
-ARGUMENTS = [
-    arguments.FILE,
-    argument("--rhs", "b: .mtx, .mtx.gz, .npy or .txt; without: A·1", metavar="FILE"),
-    argument("--out", "write x here: .mtx, .mtx.gz, .npy or .txt; -: standard output", metavar="FILE"),
-    argument("--plot", f"draw a picture, {' or '.join(arguments.PICTURES)}", metavar="FILE"),
-    argument("--format", FORMAT, choices=("auto", "tune", *FORMATS), default="auto", metavar="NAME"),
-    arguments.DTYPE,
-    argument("--method", METHOD, choices=METHODS, default="auto", metavar="NAME"),
-    argument("--precond", PRECOND, choices=KNOWN, metavar="NAME"),
-    arguments.BACKEND,
-    arguments.RTOL,
-    argument("--devices", "spread the rows over N devices", type=arguments.at_least_one, default=1, metavar="N"),
-    argument("--maxiter", MAXITER, type=arguments.at_least_one, metavar="N"),
-]
 
 
 def run(args: argparse.Namespace, progress: Progress) -> tables.Done:
     if args.plot:
         arguments.check_picture(args.plot, args.file)
-    if args.out not in (None, "-"):
-        arguments.check_output(args.out, files.VECTOR_SUFFIXES, args.file, args.rhs or args.file)
+    kind = ""
+    if args.out is not None:
+        inputs = [name for name in (args.file, args.rhs, args.x0) if name]
+        kind = arguments.check_output(args.out, VECTORS, *inputs, kind=args.out_format, piped="txt")
     arguments.check_backend(args)
     args.precond = args.precond or ("auto" if args.method in CHOOSING else "none")
     with arguments.blaming("--devices"):
         measure.first_devices(args.devices)
     S = arguments.read_matrix(args, progress)
     b = _right_hand_side(args, S, progress)
+    x0 = None if args.x0 is None else _vector(args.x0, S.shape[1], f"{args.file} has", "columns", progress)
     if args.method in SYMMETRIC:
         with progress.stage("check", f"whether the matrix is symmetric, as {args.method} needs"):
             _check_symmetric(args, S)
     b_norm = float(np.linalg.norm(b))
     options = {
         "rtol": args.rtol,
+        "atol": args.atol,
         "maxiter": args.maxiter,
         "history": bool(args.plot),
-        "progress": residuals(progress.show, b_norm, args.rtol * b_norm),
+        "progress": residuals(progress.show, b_norm, max(args.rtol * b_norm, args.atol)),
     }
-    dtype = arguments.dtype_of(args, np.result_type(S, b))
+    dtype = arguments.dtype_of(args, np.result_type(S, b) if x0 is None else np.result_type(S, b, x0))
     with arguments.word_length(dtype):
         with progress.stage("convert", f"{S.nnz:,} entries to {dtype}"), arguments.blaming(args.file):
             stored = measure.store(S, dtype, args.format, args.backend, args.devices)
@@ -87,10 +63,10 @@ def run(args: argparse.Namespace, progress: Progress) -> tables.Done:
                 M = jax.block_until_ready(PRECONDITIONERS[args.precond](stored.A))
         if args.precond == "auto" or args.method in CHOOSING:  # which look at the outcome, outside jit
             M = "auto" if args.precond == "auto" else M
-            solve = functools.partial(measure.chosen, stored, b, M, method=args.method, **options)
+            solve = functools.partial(measure.chosen, stored, b, M, x0=x0, method=args.method, **options)
         else:
             with progress.stage("compile", f"{args.method} on {stored.A.name} for {measure.device()}"):
-                solve = measure.prepare(getattr(solvers, args.method), stored, b, M, **options)
+                solve = measure.prepare(getattr(solvers, args.method), stored, b, M, x0, **options)
         refusing = arguments.blaming("--method direct") if args.method == "direct" else contextlib.nullcontext()
         with progress.stage("solve", "iteration 0"), refusing:
             sol = solve()
@@ -109,7 +85,7 @@ def run(args: argparse.Namespace, progress: Progress) -> tables.Done:
     faults = []
     progress.clear()
     for what, path, write in (
-        ("x written to", args.out, lambda: _write(args.out, x)),
+        ("x written to", args.out, lambda: _write(args.out, x, kind)),
         ("drawn in", args.plot, lambda: plots.draw(args.plot, S, name, curves, args.rtol)),
     ):
         if path:
@@ -140,13 +116,13 @@ def _method(args: argparse.Namespace, sol: solvers.Solution) -> str:
     return args.method if args.precond == "none" else f"{args.method} with {args.precond}"
 
 
-def _write(out: str, x: np.ndarray) -> None:
+def _write(out: str, x: np.ndarray, kind: str) -> None:
     if out == "-":
         lines = io.StringIO()
         np.savetxt(lines, x, fmt="%.17g")
         tables.write_out(lines.getvalue().rstrip())
     else:
-        files.write_vector(out, x)
+        files.write_vector(out, x, kind)
 
 
 def _right_hand_side(args: argparse.Namespace, S: scipy.sparse.csr_array, progress: Progress) -> np.ndarray:
@@ -156,14 +132,15 @@ def _right_hand_side(args: argparse.Namespace, S: scipy.sparse.csr_array, progre
         arguments.check_square(args.file, S)
     if args.rhs is None:
         return S @ np.ones(S.shape[1])
-    with progress.stage("read", args.rhs), arguments.blaming(args.rhs):
-        b = files.read_vector(args.rhs)
-    if b.shape != (S.shape[0],):
-        raise arguments.BadInput(
-            f"{args.rhs}: holds {b.size:,} numbers, but {args.file} has {S.shape[0]:,} rows; "
-            "a right-hand side has one number a row"
-        )
-    return b
+    return _vector(args.rhs, S.shape[0], f"{args.file} has", "rows", progress)
+
+
+def _vector(path: str, size: int, whose: str, of: str, progress: Progress) -> np.ndarray:
+    with progress.stage("read", path), arguments.blaming(path):
+        v = files.read_vector(path)
+    if v.size != size:
+        raise arguments.BadInput(f"{path}: holds {v.size:,} numbers, but {whose} {size:,} {of}; it needs one for each")
+    return v
 
 
 def _check_symmetric(args: argparse.Namespace, S: scipy.sparse.csr_array) -> None:
@@ -193,6 +170,10 @@ def _matrix_rows(S: scipy.sparse.csr_array, stored: measure.Stored, product: flo
     ]
 
 
+def _asked(args: argparse.Namespace) -> str:
+    return f"{args.rtol:.0e}, or {args.atol:.0e} in all," if args.atol else f"{args.rtol:.0e}"
+
+
 def _answer_rows(
     args: argparse.Namespace, S: scipy.sparse.csr_array, b: np.ndarray, x: np.ndarray, sol: solvers.Solution
 ) -> list[tuple[str, str]]:
@@ -200,10 +181,10 @@ def _answer_rows(
     wide = np.result_type(S, b)
     rows = [
         ("method", _method(args, sol)),
-        *(("  tried" if i == 0 else "", line) for i, line in enumerate(sol.tried)),
+        *(("  tried" if i == 0 else "", line) for i, line in enumerate(sol.tried if args.verbose else ())),
         ("b", args.rhs or "A·1, since no --rhs was given"),
         ("iterations", f"{sol.iterations:,}"),
-        ("true residual", f"{norm:.3e}; {norm / b_norm:.2e} of ‖b‖, where {args.rtol:.0e} was asked"),
+        ("true residual", f"{norm:.3e}; {norm / b_norm:.2e} of ‖b‖, where {_asked(args)} was asked"),
     ]
     if x.dtype != wide:
         rows += [(f"  in {wide}", f"{measure.relative_residual(S, b, x):.2e} of ‖b‖, with A and b as in the files")]

@@ -86,16 +86,20 @@ def read_vector(path: PathLike) -> np.ndarray:
 def write_vector(
     path: PathLike,
     x: ArrayLike,  # [n] real or complex
+    kind: str | None = None,
 ) -> None:
     """Write a vector as `.mtx` or `.mtx.gz` (array format), `.npy` or `.txt`, to full precision.
 
     The file appears, or takes an old one's place, only when it is complete.
 
+    Args:
+        kind: an extension that decides in place of the path's.
+
     Raises:
         ValueError: another extension, or x not one-dimensional or not numeric.
     """
     path = os.fspath(path)
-    kind = _kind(path, *VECTOR_SUFFIXES)
+    kind = _kind(kind or path, *VECTOR_SUFFIXES)
     x = _numbers(np.asarray(x), "x")
     if x.ndim != 1:
         raise ValueError(f"x must be one-dimensional, got shape {x.shape}; write x.ravel()")
@@ -108,19 +112,20 @@ def write_vector(
             _mmwrite(file, kind, x[:, None])
 
 
-def write_mtx(path: PathLike, matrix: Any) -> None:
+def write_mtx(path: PathLike, matrix: Any, kind: str | None = None) -> None:
     """Write a sparse matrix as a general coordinate file, `.mtx` or `.mtx.gz`, to full precision.
 
     The file appears, or takes an old one's place, only when it is complete.
 
     Args:
         matrix: a matrix of scipy.sparse or of this library.
+        kind: an extension that decides in place of the path's.
 
     Raises:
         ValueError: another extension, or a matrix that is not sparse, two-dimensional and numeric.
     """
     path = os.fspath(path)
-    kind = _kind(path, ".mtx", ".mtx.gz")
+    kind = _kind(kind or path, ".mtx", ".mtx.gz")
     matrix = matrix.to_scipy() if hasattr(matrix, "to_scipy") else matrix
     if not scipy.sparse.issparse(matrix):
         raise ValueError(f"write_mtx needs a scipy.sparse matrix, got {type(matrix).__name__}")

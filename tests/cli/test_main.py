@@ -3,15 +3,20 @@
 import os
 import pathlib
 import re
+import sys
+import zipfile
 
 import jax
 import numpy as np
 import pytest
+import scipy.io
 import scipy.sparse
 
-from jaxsparse_fmt.cli import arguments, main, measure
+import jaxsparse_fmt
+from jaxsparse import commands, process
+from jaxsparse_fmt.cli import main, measure, solve
 from jaxsparse_fmt.io import files
-from tests.cli.conftest import POISSON, written
+from tests.cli.conftest import POISSON, Terminal, written
 from tests.marks import few
 from tests.solvers.methods import neumann
 
@@ -49,9 +54,11 @@ def test_solve_reaches_the_residual_asked_for_and_ends_with_the_whole_table(form
 
 def test_by_default_it_takes_what_suits_the_matrix_and_says_so(tmp_path, capsys):
     S = scipy.sparse.csr_array(POISSON - 3 * scipy.sparse.eye_array(POISSON.shape[0]))  # indefinite
-    assert main.main(["solve", written(tmp_path / "A.mtx", S)]) == 0
+    assert main.main(["solve", written(tmp_path / "A.mtx", S), "-v"]) == 0
     out = capsys.readouterr().out
     assert fact(out, "method") == "direct" and fact(out, "tried").startswith("direct (factors cost")
+    assert main.main(["solve", written(tmp_path / "A.mtx", S)]) == 0
+    assert "tried" not in capsys.readouterr().out
     assert main.main(["solve", written(tmp_path / "A.mtx", S), "--precond", "ilu"]) == 0
     assert fact(capsys.readouterr().out, "method").endswith(" with ilu")
     assert main.main(["solve", written(tmp_path / "A.mtx", S), "--method", "gmres", "--precond", "auto"]) == 0
@@ -75,7 +82,7 @@ def test_x_goes_to_standard_output_and_the_table_beside_it(poisson: str, capsys)
     assert "CONVERGED" in captured.err
 
 
-@pytest.mark.parametrize("dtype", few(arguments.DTYPES, 1))
+@pytest.mark.parametrize("dtype", few(commands.DTYPES, 1))
 def test_solve_computes_in_the_dtype_asked_for(dtype: str, tmp_path, capsys):
     is_complex = dtype.startswith("complex")
     turn = scipy.sparse.diags_array([0.2j, -0.2j], offsets=[1, -1], shape=POISSON.shape)
@@ -108,6 +115,21 @@ def test_solve_leaves_what_was_asked_for_and_nothing_else_and_prints_no_control_
     assert captured.err.splitlines()[0] == f"read: {poisson}"
 
 
+def test_a_start_and_an_absolute_tolerance_count(poisson: str, tmp_path, capsys):
+    np.save(tmp_path / "x0.npy", np.ones(POISSON.shape[0]))  # the solution
+    assert main.main(["solve", poisson, "--method", "cg", "--x0", str(tmp_path / "x0.npy")]) == 0
+    assert fact(capsys.readouterr().out, "iterations") == "0"
+    far = 2 * float(np.linalg.norm(POISSON @ np.ones(POISSON.shape[0])))
+    assert main.main(["solve", poisson, "--method", "cg", "--atol", f"{far}", "--rtol", "1e-9"]) == 0
+    out = capsys.readouterr().out
+    assert fact(out, "iterations") == "0" and f"1e-09, or {far:.0e} in all, was asked" in fact(out, "true residual")
+
+
+def test_x_is_written_as_the_kind_that_is_asked_for(poisson: str, tmp_path):
+    assert main.main(["solve", poisson, "--out", str(tmp_path / "x.dat"), "--out-format", "npy"]) == 0
+    np.testing.assert_allclose(np.load(tmp_path / "x.dat"), 1, rtol=1e-4)
+
+
 # ---------------------------------------------------------------------------------- not converged
 
 
@@ -116,7 +138,7 @@ def test_solve_leaves_what_was_asked_for_and_nothing_else_and_prints_no_control_
     few(
         [
             (-POISSON, ["--method", "cg"], "not positive definite.*check the sign of A"),
-            (POISSON, ["--maxiter", "2", "--method", "cg"], "maxiter reached.*raise maxiter"),
+            (POISSON, ["--maxiter", "2", "--method", "cg"], "maxiter reached.*raise --maxiter"),
             (POISSON * np.nan, [], "NaN or infinity"),
             (
                 POISSON,
@@ -166,6 +188,49 @@ def test_no_malformed_file_ends_in_a_traceback(capsys):
     assert set(codes.values()) == {0, 2}
     errors = capsys.readouterr().err
     assert all(f"jaxsparse: {path}" in errors for path, code in codes.items() if code == 2)
+
+
+def test_files_of_scipy_and_matlab_are_read(tmp_path, capsys):
+    scipy.sparse.save_npz(tmp_path / "A.npz", POISSON)
+    scipy.io.savemat(tmp_path / "A.mat", {"A": POISSON, "b": np.ones((216, 1))})
+    for name in ("A.npz", "A.mat"):
+        assert main.main(["info", str(tmp_path / name)]) == 0
+        assert fact(capsys.readouterr().out, "nnz").startswith(f"{POISSON.nnz:,}, ")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "text"),
+    [
+        ("A.mat", {"A": POISSON, "B": POISSON}, "one sparse matrix is needed; this one has A, B"),
+        ("A.mat", {"A": np.eye(3)}, "one sparse matrix is needed; this one has none"),
+        ("A.mat", b"MATLAB 5.0 MAT-file" + bytes(200), "no whole .mat file"),
+        ("A.npz", "format.npy", "no whole file of scipy.sparse.save_npz"),
+    ],
+)
+def test_a_file_without_one_matrix_is_refused(name, content, text, tmp_path, capsys):
+    path = tmp_path / name
+    if isinstance(content, dict):
+        scipy.io.savemat(path, content)
+    elif isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        with zipfile.ZipFile(path, "w") as file:
+            file.writestr(content, b"nothing")
+    assert text in refused(capsys, "info", str(path))
+
+
+def test_an_error_is_broken_between_words_on_a_terminal(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setenv("COLUMNS", "50")
+    process.complain("a" * 30 + " words " * 12)
+    lines = sys.stderr.getvalue().splitlines()
+    assert len(lines) > 2 and max(map(len, lines)) <= 50
+    assert " ".join(line.strip() for line in lines).split() == ["jaxsparse:", "a" * 30, *["words"] * 12]
+
+
+def test_an_error_names_options_for_what_python_would_name(tmp_path, capsys):
+    told = main._in_options("take M=precond.jacobi(A), raise maxiter, or loosen rtol; or dtype='float32'")
+    assert told == "take --precond jacobi, raise --maxiter, or loosen --rtol; or --dtype float32"
 
 
 def test_a_right_hand_side_of_another_length_is_told_with_both(poisson: str, tmp_path, capsys):
@@ -292,6 +357,9 @@ def test_an_interruption_is_exit_130(poisson: str, monkeypatch, capsys):
         (["sovle", "A.mtx"], "'sovle'.* did you mean 'solve'\\?\n$"),
         (["solve", "A.mtx", "--method", "gmrs"], "did you mean 'gmres'\\?\n$"),
         (["solve", "A.mtx", "--format", "sel"], "did you mean 'sell'\\?\n$"),
+        (["solve", "A.mtx", "--rtoll=1e-8"], "'--rtoll=1e-8'; did you mean '--rtol'\\?\n$"),
+        (["solve", "A.mtx", "--atol", "-1"], "'-1' is not a number from 0 up"),
+        (["info", "A.mtx", "B.mtx"], "unknown argument 'B.mtx'\n$"),
     ],
 )
 def test_bad_arguments_are_exit_2(args: list[str], text: str, capsys):
@@ -301,12 +369,18 @@ def test_bad_arguments_are_exit_2(args: list[str], text: str, capsys):
     assert re.search(text, capsys.readouterr().err)
 
 
+def test_the_names_that_the_parser_knows_are_those_of_the_library():
+    assert tuple(jaxsparse_fmt.FORMATS) == commands.FORMATS and commands.BACKENDS == jaxsparse_fmt.BACKENDS
+    assert commands.VECTORS == files.VECTOR_SUFFIXES and set(commands.PRECONDITIONERS) == set(solve.PRECONDITIONERS)
+
+
 def test_without_a_command_the_help_is_shown(capsys):
-    assert main.main([]) == 2
+    with pytest.raises(SystemExit, match="2"):
+        main.main([])
     assert "solve" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", [[], *([name] for name in main.COMMANDS)], ids=str)
+@pytest.mark.parametrize("command", [[], *([name] for name in commands.COMMANDS)], ids=str)
 def test_help_fits_80_columns(command, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit, match="0"):

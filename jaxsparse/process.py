@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable
 from typing import NoReturn
 
+from jaxsparse.commands import wrapped
+
 INTERRUPTED = 130  # the exit code of shells for SIGINT
 GRACE = 0.3  # seconds for an interrupted command to clean up
 STACK = 64 << 20  # bytes: some systems give all threads but the first too little for XLA's compiler
@@ -66,6 +68,6 @@ def run(command: Callable[[], int]) -> NoReturn:
 
 
 def complain(text: str) -> None:
-    """Prints one line on standard error."""
+    """Prints one line on standard error, broken between words on a terminal."""
     with contextlib.suppress(OSError):
-        print(f"jaxsparse: {text}", file=sys.stderr)
+        print(wrapped(f"jaxsparse: {text}"), file=sys.stderr)

@@ -1,0 +1,273 @@
+"""The commands of `jaxsparse` with their arguments, and what reads a command line. Nothing here imports JAX.
+
+So `--version`, `--help` and a misspelt word are answered at once. The module `jaxsparse_fmt.cli.main` runs a command.
+"""
+
+import argparse
+import contextlib
+import difflib
+import os
+import re
+import runpy
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from io import TextIOWrapper
+from typing import Any, NamedTuple, NoReturn
+
+STDIN = "<stdin>"  # how messages name a FILE of "-"
+DTYPES = ("float32", "float64", "complex64", "complex128")
+PICTURES = (".png", ".pdf", ".svg")
+VECTORS = (".mtx", ".mtx.gz", ".npy", ".txt")
+MATRICES = (".mtx", ".mtx.gz", ".npz")
+# Copies of the library's own names, which a test compares.
+BACKENDS = ("auto", "triton", "mosaic", "numba", "xla", "interpret")
+FORMATS = tuple(
+    [
+        "coo",
+        "csr",
+        "csr5",
+        "csc",
+        "dia",
+        "hdia",
+        "ell",
+        "ellr",
+        "ellrt",
+        "hll",
+        "jds",
+        "pjds",
+        "pellr",
+        "biell",
+        "bijad",
+        "hyb",
+        "bsr",
+        "sell",
+    ]
+)
+SYMMETRIC, GENERAL = ("cg", "fcg", "minres"), ("gmres", "bicgstab", "idrs", "lsmr")
+CHOOSING = ("auto", "direct")  # methods that `solvers.solve` sets up
+PRECONDITIONERS = ("jacobi", "incomplete_cholesky", "incomplete_lu", "ilu", "multigrid")
+CODES = """\
+exit codes:
+  0    done
+  1    a solve did not converge, an answer of demo leaves more than it may, or
+       a check of doctor failed
+  2    bad input, or results that cannot be written: a full disk, a reader of
+       standard output that is gone
+  130  interrupted"""
+
+
+class Command(NamedTuple):
+    """What the parser needs of a command: texts, command lines without `jaxsparse NAME`, and `add_argument`'s words."""
+
+    help: str
+    about: str
+    examples: Sequence[str]
+    arguments: Sequence[tuple[str, dict[str, Any]]]
+
+
+def did_you_mean(word: str, choices: Iterable[str]) -> str:
+    near = difflib.get_close_matches(word, list(choices), 1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def wrapped(text: str) -> str:
+    """`text` broken between words for a terminal; one line in a pipe or a file."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        return text
+    width = max(shutil.get_terminal_size().columns, 40)
+    return textwrap.fill(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
+class Parser(argparse.ArgumentParser):
+    """Its message about a word that it does not know ends with the word that is spelt most like it."""
+
+    def error(self, message: str) -> NoReturn:
+        found = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
+        near = did_you_mean(found[1], re.findall(r"\w+", found[2])) if found else ""
+        self.print_usage(sys.stderr)
+        self.exit(2, wrapped(f"{self.prog}: error: {message}{near}") + "\n")
+
+    def refuse(self, unknown: Sequence[str]) -> NoReturn:
+        """Ends with the first argument that this command does not take."""
+        word = next((word for word in unknown if word.startswith("-")), unknown[0])
+        near = did_you_mean(word.partition("=")[0], self._option_string_actions)
+        self.error(f"unknown {'option' if word.startswith('-') else 'argument'} {word!r}{near}")
+
+
+def version() -> str:
+    """The version of the packages, read from its file, since importing the package imports JAX."""
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    return runpy.run_path(os.path.join(root, "jaxsparse_fmt", "_version.py"))["__version__"]
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The arguments of a command line (None: the process's own). Ends the process where they are wrong."""
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115  None where a process is started without
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without × shows ?
+    look: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
+    about = "Sparse matrices and Krylov solvers on JAX. Results go to standard output, progress to standard error."
+    parser = Parser("jaxsparse", description=textwrap.fill(about, 78), epilog=CODES, **look)
+    parser.add_argument("--version", action="version", version=f"jaxsparse {version()}")
+    commands, parsers = parser.add_subparsers(dest="command", metavar="COMMAND"), {}
+    for name, command in COMMANDS.items():
+        examples = "\n".join(["examples:", *(f"  jaxsparse {name} {example}" for example in command.examples)])
+        about = textwrap.fill(command.about, 78)
+        parsers[name] = commands.add_parser(name, help=command.help, description=about, epilog=examples, **look)
+        for argument, options in command.arguments:
+            names = argument.split(", ")
+            parsers[name].add_argument(*names, **options)
+        parsers[name].add_argument("--json", action="store_true", help="print the results as one line of JSON")
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        parsers.get(args.command, parser).refuse(unknown)
+    if args.command is None:
+        parser.print_help(sys.stderr)
+        sys.exit(2)
+    return args
+
+
+def _number(of: Callable[[str], Any], allowed: Callable[[Any], bool], words: str) -> Callable[[str], Any]:
+    """The type of an argument, whose error says that a text is not `words`."""
+
+    def parse(text: str) -> Any:
+        with contextlib.suppress(ValueError):
+            if allowed(of(text)):
+                return of(text)
+        raise argparse.ArgumentTypeError(f"{text!r} is not {words}")
+
+    return parse
+
+
+_rtol = _number(float, lambda x: 0 < x < 1, "a number between 0 and 1")
+_atol = _number(float, lambda x: 0 <= x < float("inf"), "a number from 0 up")
+_at_least_one = _number(int, lambda n: n >= 1, "a whole number from 1 up")
+
+
+def _argument(name: str, help: str, **options: Any) -> tuple[str, dict[str, Any]]:
+    return name, options | {"help": help}
+
+
+FILE = _argument(
+    "file",
+    "Matrix Market, .mtx or .mtx.gz; MATLAB's .mat; .npz of scipy.sparse or jsf.save; - for Matrix Market from "
+    "standard input",
+    type=lambda name: STDIN if name == "-" else name,
+    metavar="FILE",
+)
+DTYPE = _argument("--dtype", "of matrix and vectors; default: the file's", choices=DTYPES)
+BACKEND = _argument("--backend", "of the products; default auto", choices=BACKENDS, default="auto")
+RTOL = _argument(
+    "--rtol", "stop when ‖b − A·x‖ ≤ rtol·‖b‖; default %(default).0e", type=_rtol, default=1e-6, metavar="R"
+)
+OUT_FORMAT = "the kind of OUT, whatever its name: %(choices)s"
+
+
+def _kinds(suffixes: Sequence[str]) -> dict[str, Any]:
+    return {"choices": [suffix[1:] for suffix in suffixes], "metavar": "KIND"}
+
+
+def _matrix_format(help: str, *more: str, default: str) -> tuple[str, dict[str, Any]]:
+    return _argument("--format", help, choices=(*more, *FORMATS), default=default, metavar="NAME")
+
+
+COMMANDS = {
+    "solve": Command(
+        "solve A·x = b",
+        "Solves A·x = b: by a method that suits A, and by another if that fails, or by the one asked for.",
+        [
+            "matrix.mtx.gz --rhs b.mtx --rtol 1e-8 --out x.npy",
+            "matrix.mtx --method gmres --precond incomplete_lu",
+        ],
+        [
+            FILE,
+            _argument("--rhs", "b: .mtx, .mtx.gz, .npy or .txt; without: A·1", metavar="FILE"),
+            _argument("--x0", "where to begin, a file as of --rhs; without: 0", metavar="FILE"),
+            _argument("--out", "write x here: .mtx, .mtx.gz, .npy or .txt; -: standard output", metavar="FILE"),
+            _argument("--out-format", OUT_FORMAT, **_kinds(VECTORS)),
+            _argument("--plot", f"draw a picture, {' or '.join(PICTURES)}", metavar="FILE"),
+            _matrix_format(
+                "a storage format, or auto (ranked), the default, or tune (measured)", "auto", "tune", default="auto"
+            ),
+            DTYPE,
+            _argument(
+                "--method",
+                "%(choices)s; auto, the default, takes what suits A; lsmr takes a matrix of any shape, for least "
+                "squares",
+                choices=(*CHOOSING, *SYMMETRIC, *GENERAL),
+                default="auto",
+                metavar="NAME",
+            ),
+            _argument(
+                "--precond",
+                "%(choices)s; default auto with --method auto, else none",
+                choices=("auto", "none", *PRECONDITIONERS),
+                metavar="NAME",
+            ),
+            BACKEND,
+            RTOL,
+            _argument("--atol", "or when ‖b − A·x‖ ≤ atol; default 0", type=_atol, default=0.0, metavar="R"),
+            _argument("--devices", "spread the rows over N devices", type=_at_least_one, default=1, metavar="N"),
+            _argument(
+                "--maxiter",
+                "most iterations of a method; default 10·rows, and fewer where another method may follow",
+                type=_at_least_one,
+                metavar="N",
+            ),
+            _argument("-v, --verbose", "list the methods that were tried", action="store_true"),
+        ],
+    ),
+    "info": Command(
+        "describe a matrix",
+        "Describes a matrix and ranks the formats by the predicted time of a product.",
+        ["matrix.mtx.gz", "- --json < matrix.mtx"],
+        [FILE],
+    ),
+    "plot": Command(
+        "draw a matrix",
+        "Draws the pattern and the row lengths of a matrix.",
+        ["matrix.mtx.gz matrix.png"],
+        [FILE, _argument("out", f"the picture, {' or '.join(PICTURES)}", metavar="OUT")],
+    ),
+    "bench": Command(
+        "time the formats",
+        "Times A·x in the formats that rank first, each in its best layout, and compares with the prediction.",
+        ["matrix.mtx.gz --dtype float32"],
+        [
+            FILE,
+            _argument("--formats", "how many; default 8", type=_at_least_one, default=8, metavar="N"),
+            DTYPE,
+            BACKEND,
+        ],
+    ),
+    "convert": Command(
+        "write a matrix as another file",
+        "Reads a matrix and writes it as Matrix Market, or as the .npz of jsf.save, which holds its format too.",
+        ["matrix.mtx.gz matrix.npz --format sell", "matrix.npz - | gzip > matrix.mtx.gz"],
+        [
+            FILE,
+            _argument("out", f"{', '.join(MATRICES)}; - for Matrix Market to standard output", metavar="OUT"),
+            _argument("--out-format", OUT_FORMAT, **_kinds(MATRICES)),
+            _matrix_format("the storage format in an .npz; default csr", "auto", default="csr"),
+            DTYPE,
+        ],
+    ),
+    "demo": Command(
+        "solve, against SciPy",
+        "Solves the 7-point Poisson problem on n³ points here and with SciPy, and compares.",
+        ["--n 64"],
+        [
+            _argument("--n", "points an axis; default 100", type=_at_least_one, default=100),
+            (RTOL[0], RTOL[1] | {"default": 1e-8}),
+        ],
+    ),
+    "doctor": Command(
+        "check this installation",
+        "Shows versions, devices and kernels; checks a product and a solve on every device, and names cures.",
+        ["", "--json"],
+        [],
+    ),
+}
