@@ -57,6 +57,10 @@ SOLVERS_ALLOWED = {
         *(f"jaxsparse_fmt.{name}" for name in ("algebra.on_device", "core.entry_index", "core.matrix")),
         "jaxsparse_fmt.kernels.layout.address",
     },
+    "solvers.precond._device_programs": {
+        *(f"jaxsparse_fmt.{name}" for name in ("algebra.on_device", "core.entry_index", "core.matrix")),
+        "jaxsparse_fmt.kernels.layout.address",
+    },
     "solvers.precond._hierarchy": {"scipy", "jaxsparse_fmt.kernels.cpu.aggregation"},
     "solvers.precond._sharded": {
         *("scipy", "jaxsparse_fmt.kernels.cpu.aggregation"),
