@@ -108,7 +108,9 @@ def _is_array(a: Any, leaves: list[Any]) -> bool:
 
 
 def unknowns(A: Any, b: Any) -> int:
-    """The number of unknowns of one system. ValueError: none, or no system."""
+    """The number of unknowns of one system. ValueError: none, or no system. TypeError: a sparse b."""
+    if hasattr(b, "to_scipy") or type(b).__module__.startswith("scipy.sparse"):
+        raise TypeError(f"b is a sparse {type(b).__name__}, and a right-hand side is dense; pass b.todense()")
     is_one, size = ravel(b, A) is not None, sum(map(np.size, jax.tree.leaves(b)))
     if size == 0:
         raise ValueError(f"b is empty, of shape {jax.tree.map(np.shape, b)}; a system needs at least one unknown")
