@@ -5,6 +5,7 @@ A pattern is SciPy's on the host, or `CsrArrays` where the operands lie on an ac
 
 import functools
 import itertools
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,14 +14,16 @@ import numpy as np
 import scipy
 from jax.core import Tracer
 
-from jaxsparse_fmt._types import Csr, CsrArrays, Target, concrete, index_dtype, is_on_cpu
+from jaxsparse_fmt._types import CORES, Csr, CsrArrays, Target, concrete, index_dtype, is_on_cpu
 from jaxsparse_fmt.algebra import on_device
 from jaxsparse_fmt.core.kept import Kept
 from jaxsparse_fmt.core.matrix import FORMATS, SparseMatrix, build
 from jaxsparse_fmt.core.pattern import Absent
 from jaxsparse_fmt.core.transposed import Transposed
 from jaxsparse_fmt.formats import building, memory
+from jaxsparse_fmt.kernels.cpu.over_rows import in_threads
 
+PIECE = 2**19  # entries, or products of two, of which SciPy makes a piece of a result in a millisecond or two
 _kept, _digests, _expected = Kept(16), Kept(1024), Kept(1024)
 
 
@@ -87,7 +90,15 @@ def at_hand(*operands: Any, fetched: bool = False) -> list[Csr] | None:
     if not fetched and not (jax.default_backend() == "cpu" and all(map(is_on_cpu, leaves))):
         return None
     with concrete():
-        return [A.to_scipy() for A in operands]
+        return [_read_only(A) for A in operands]
+
+
+def _read_only(A: Any) -> Csr:
+    """SciPy's matrix; of "csr" in A's own arrays on the host, which nobody may change."""
+    if getattr(A, "name", None) != "csr" or not is_on_cpu(A.values) or A.dtype.itemsize == 2:
+        return A.to_scipy()
+    data, indices, indptr = map(np.asarray, A.csr_arrays())
+    return scipy.sparse.csr_array((data, indices, indptr), shape=A.shape)
 
 
 def are_new(*operands: Any) -> bool:
@@ -195,12 +206,47 @@ def listed(a: Csr, b: Csr) -> tuple[Csr, Any, Any, Any]:
 
 
 def combined(f: Callable[[Any, Any], Any], places: Callable[[Any, Any], Any], S: Csr, R: Csr) -> Csr:
-    """f(S, R) in canonical order, with the zeros that SciPy drops.
+    """f(S, R) in canonical order, with the zeros that SciPy drops, by pieces of rows on all cores.
 
     Args:
-      places: as f, with the same entries; for matrices of ones, no number of its result is zero.
+      places: as f, with the same entries; for matrices of ones, no number of its result is zero. operator.matmul if f
+        multiplies the matrices.
     """
+    multiplies = places is operator.matmul
+    work = S.nnz * (R.nnz // max(R.shape[0], 1) + 1) if multiplies else S.nnz + R.nnz
+    most = max(PIECE, 4 * R.shape[1] if multiplies else 0)  # SciPy marks all columns anew for each piece of a product
+    count = max(min(CORES, work // most), 1)
+    inner = np.searchsorted(S.indptr, np.arange(1, count) * S.nnz // count)
+    cuts = np.unique([0, *inner, S.shape[0]]).tolist() if count > 1 else [0, S.shape[0]]
+    parts: list[Any] = [None] * (len(cuts) - 1)
+    rest = iter(range(len(parts)))
+
+    def thread() -> None:
+        for k in rest:
+            rows = cuts[k], cuts[k + 1]
+            parts[k] = _combined_rows(f, places, _rows(S, *rows), R if multiplies else _rows(R, *rows))
+
+    in_threads(thread, len(parts))
+    if len(parts) == 1:
+        return parts[0]
+    data, indices = (np.concatenate([getattr(C, name) for C in parts]) for name in ("data", "indices"))
+    lengths = np.concatenate([np.diff(C.indptr) for C in parts])
+    indptr = building.starts(np, lengths, index_dtype(data.size))
+    return scipy.sparse.csr_array((data, indices, indptr), shape=(S.shape[0], parts[0].shape[1]))
+
+
+def _rows(S: Csr, begin: int, end: int) -> Csr:
+    """Neighbouring rows, in the arrays of S."""
+    ptr = S.indptr[begin : end + 1]
+    here = slice(ptr[0], ptr[-1])
+    return scipy.sparse.csr_array((S.data[here], S.indices[here], ptr - ptr[0]), shape=(end - begin, S.shape[1]))
+
+
+def _combined_rows(f: Any, places: Any, S: Csr, R: Csr) -> Csr:
     C = sorted_rows(f(S, R))
+    # SciPy allocates a product before it drops zeros.
+    if places is operator.matmul and C.data.base is not None and C.data.base.size == C.nnz:
+        return C
     ones = (scipy.sparse.csr_array((np.ones(M.nnz, bool), M.indices, M.indptr), shape=M.shape) for M in (S, R))
     whole = places(*ones)
     if whole.nnz == C.nnz:

@@ -236,6 +236,25 @@ def test_slices_sums_and_products_of_new_sizes_compile_nothing_on_a_cpu(format, 
     assert compiled() == before
 
 
+@pytest.mark.parametrize("pieces", [1, 3, 50])
+def test_are_sums_and_products_by_pieces_of_rows_whole_with_entries_that_cancel(pieces, monkeypatch):
+    monkeypatch.setattr(patterns, "PIECE", 1)
+    monkeypatch.setattr(patterns, "CORES", pieces)
+    S, R = (sp.csr_array(np.sign(M.toarray() - 0.5 * (M.toarray() > 0))) for M in (random(40, 40) for _ in range(2)))
+    A, B = (jsf.from_scipy(M, "csr") for M in (S, R))
+    ones = abs(S), abs(R)
+    for got, wanted, pattern in [
+        (A @ B, S @ R, ones[0] @ ones[1]),
+        (A - A, S - S, ones[0]),
+        (A + B, S + R, ones[0] + ones[1]),
+        (A.multiply(B), S * R, ones[0] * ones[1]),
+    ]:
+        assert got.nnz == pattern.nnz
+        np.testing.assert_array_equal(got.todense(), wanted.toarray())
+        np.testing.assert_array_equal(got.col_ids, patterns.sorted_rows(pattern).indices)
+    assert np.count_nonzero((A @ B).data) < (A @ B).nnz
+
+
 def test_does_a_plan_with_a_new_function_of_the_same_operations_compile_nothing(compiled):
     A, B = (jsf.from_scipy(random(31, 31, 0.1), "csr") for _ in range(2))
     plan = jsf.plan.add(A, B)
