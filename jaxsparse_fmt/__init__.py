@@ -48,6 +48,7 @@ from jaxsparse_fmt.kernels.backends.selection import BACKENDS, use_backend
 
 if TYPE_CHECKING:
     from jaxsparse_fmt import gallery, io, plot
+    from jaxsparse_fmt.algebra.constrained import constrain
     from jaxsparse_fmt.distributed import ShardedMatrix, boxes, shard, shard_from_rows
     from jaxsparse_fmt.interchange import from_bcoo, from_bcsr, from_cupy, to_bcoo, to_bcsr, to_cupy
     from jaxsparse_fmt.saved import load, save
@@ -56,7 +57,20 @@ __all__ = ["BIELL", "BIJAD", "BSR", "COO", "CSC", "CSR", "CSR5", "DIA", "ELL", "
 __all__ += ["HLL", "HYB", "JDS", "PELLR", "PJDS", "SELL"]
 __all__ += ["Basis", "Choice", "Paired", "SparseMatrix", "Transposed", "spmv"]
 __all__ += ["from_bcoo", "from_bcsr", "from_coo", "from_cupy", "from_dense", "from_scipy", "load", "order", "read_mtx"]
-__all__ += ["assembly", "block", "diags", "eye", "hstack", "kron", "plan", "prune", "tril", "triu", "vstack"]
+__all__ += [
+    "assembly",
+    "block",
+    "constrain",
+    "diags",
+    "eye",
+    "hstack",
+    "kron",
+    "plan",
+    "prune",
+    "tril",
+    "triu",
+    "vstack",
+]
 __all__ += ["to_bcoo", "to_bcsr", "to_cupy"]
 __all__ += ["BACKENDS", "choose", "gallery", "io", "plot", "save", "use_backend"]
 __all__ += ["ShardedMatrix", "boxes", "shard", "shard_from_rows"]
@@ -67,6 +81,7 @@ for _cls in (*FORMATS.values(), Basis, Paired, Transposed):
 import_late(
     __name__,
     {
+        "algebra.constrained": "constrain",
         "distributed": "ShardedMatrix boxes shard shard_from_rows",
         "gallery": "gallery",
         "interchange": "from_bcoo from_bcsr from_cupy to_bcoo to_bcsr to_cupy",
