@@ -43,7 +43,7 @@ API: dict[str, tuple[str, dict[types.ModuleType, str]]] = {
         "Make a matrix",
         {
             jsf: """from_scipy from_coo from_dense read_mtx assembly from_bcoo from_bcsr from_cupy
-            eye diags kron block hstack vstack tril triu prune order"""
+            eye diags kron block hstack vstack tril triu prune constrain order"""
         },
     ),
     "api-matrix": (
