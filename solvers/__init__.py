@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from solvers.cg import cg
     from solvers.core.settings import Adjoint
     from solvers.direct import Factorized, direct, factorized
-    from solvers.eigsh import EigenSolution, eigsh
+    from solvers.eigenpairs import EigenSolution
+    from solvers.eigsh import eigsh
     from solvers.fcg import fcg
     from solvers.gmres import gmres
     from solvers.idrs import idrs
@@ -66,7 +67,8 @@ import_late(
         "cg": "cg",
         "core.settings": "Adjoint",
         "direct": "direct factorized Factorized",
-        "eigsh": "eigsh EigenSolution",
+        "eigenpairs": "EigenSolution",
+        "eigsh": "eigsh",
         "fcg": "fcg",
         "gmres": "gmres",
         "idrs": "idrs",

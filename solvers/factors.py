@@ -163,7 +163,7 @@ def made(A: Any, recipe: Recipe, maker: str) -> Any:
         return made(A.T, recipe, maker).T
     dtype = jnp.promote_types(_checked(A, maker).dtype, jnp.float32)
     if arguments.is_traced(A):
-        return _traced(A.shape[0], recipe, A.row_ids, A.col_ids, lax.stop_gradient(A.data).astype(dtype))
+        return traced(A.shape[0], recipe, A.row_ids, A.col_ids, lax.stop_gradient(A.data).astype(dtype))
     return split(on_host(A, recipe, maker)[1], dtype)
 
 
@@ -183,7 +183,9 @@ def on_host(A: Any, recipe: Recipe, maker: str) -> tuple[Host, OnHost]:
     return host, factored(host, recipe, maker)
 
 
-def _traced(n: int, recipe: Recipe, row: Array, col: Array, values: Array) -> HostFactors:
+def traced(n: int, recipe: Recipe, row: Array, col: Array, values: Array) -> HostFactors:
+    """The factors of these entries, of which equal places add up; a solve gives NaN where there are none."""
+
     def host(row: Any, col: Any, values: Any) -> np.ndarray:
         row, col, values = map(np.asarray, (row, col, values))
         digest = digest_of(n, recipe, row, col, values)

@@ -25,7 +25,9 @@ from solvers.core.scaling import Map, scaled
 from solvers.core.space import exponent, norm
 from solvers.core.stopping import RUNNING, status_of
 from solvers.core.vectors import matmul, ratio
-from solvers.eigsh import TRUE, EigenSolution, Limits, Pairs, eigenpairs, eigenproblem, limits
+from solvers.eigenpairs import EigenSolution, Limits, Pairs, eigenpairs, limits
+from solvers.eigsh import TRUE, eigenproblem
+from solvers.pencil import Pencil
 from solvers.solution import Status
 
 GUARDS = 3  # vectors beyond k
@@ -77,7 +79,7 @@ def _in_basis(plan: Any, maps: tuple[Any, Any], basis: Basis, X0: Array, limits:
     A, M = maps
     X = basis.enter(X0).T
     M = None if M is None else program.traced(arguments.entered(M, basis), X[0])
-    return eigenpairs(Pairs(_run, plan), basis, A, X[0], (X, limits, M))
+    return eigenpairs(Pairs(_run, plan), basis, Pencil(A), X[0], (X, limits, M))
 
 
 _solve = Entry(_in_basis, lambda _, X0: (X0[:, 0], X0[:, 0]))
@@ -105,9 +107,10 @@ class State(NamedTuple):
         return self.AV[:p] - self.values[:, None] * self.V[:p]
 
 
-def _run(k: int, sign: int, A: Map, X: Array, limits: Limits, M: Map | None) -> tuple[EigenSolution, Array]:
+def _run(k: int, sign: int, pencil: Pencil, X: Array, limits: Limits, M: Map | None) -> tuple[EigenSolution, Array]:
     """The smallest k pairs of A (sign 1) or the largest (−1) from X [p, n], p ≥ k, and ‖A‖₂ from below."""
-    e_A, p, norms = exponent(A(X[0])), X.shape[0], jax.vmap(norm)
+    A, p, norms = pencil.A, X.shape[0], jax.vmap(norm)
+    e_A = exponent(A(X[0]))
     block = lambda V: sign * jax.vmap(lambda v: scaled(A(v), -e_A))(V)  # noqa: E731
 
     def over(state: State, units: int) -> Array:

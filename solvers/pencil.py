@@ -1,138 +1,207 @@
-"""Eigenproblems that `eigsh` solves as others: K·x = λ·M·x, and the eigenvalues nearest to a number.
+"""The operator whose eigenvalues `eigsh` looks for, of A·x = λ·M·x: A, M⁻¹·A, or the inverse of A − sigma·M, times M.
 
-With M = C·Cᴴ, by SuperLU without pivoting, the first is the problem of C⁻¹·K·C⁻ᴴ, and x = C⁻ᴴ·y. The pairs nearest to
-sigma are those of the largest eigenvalues of the inverse of K − sigma·M (Ericsson and Ruhe 1980).
+It is self-adjoint in the inner product of M. The pairs nearest to sigma are those of the largest eigenvalues
+θ = 1/(λ − sigma) of (A − sigma·M)⁻¹·M, also where M is only semidefinite (Ericsson and Ruhe 1980; Nour-Omid, Parlett,
+Ericsson and Jensen 1987).
 """
 
 import contextlib
-import dataclasses
-from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
 
-from jaxsparse_fmt._types import pytree
 from solvers import factors
 from solvers.core import arguments
-from solvers.core.space import norm
-from solvers.direct import Factorized, factorized, matrix_norm
 from solvers.precond import _checks as checks
 from solvers.solution import SolverError, Status
+from solvers.superlu import digest_of, kept, of_entries
 
-TRUE = 1000  # times eps·(‖A‖ + |λ|·‖M‖)·‖v‖: the residual norm of A·v − λ·M·v that is allowed with sigma
+RECIPE = ("lu",)
+MOVED = (
+    8,
+    32,
+    128,
+    512,
+    2048,
+)  # times eps·(‖A‖/‖M‖ + |sigma|): how far sigma is moved from an eigenvalue, until it helps
+NEAR = 0.5  # over eps·(‖A‖ + |sigma|·‖M‖): a larger inverse is rounding
 
 
-@pytree
-@dataclasses.dataclass(frozen=True, eq=False)
-class Reduced:
-    """C⁻¹·A·C⁻ᴴ or, of the factors of A − sigma·M, the inverse of C⁻¹·(A − sigma·M)·C⁻ᴴ.
+class Shift(NamedTuple):
+    """sigma, and the norms ‖A‖₁ and ‖M‖₁, by which rounding is judged."""
+
+    sigma: Array
+    A_norm: Array
+    M_norm: Array
+
+    def scale(self, values: Any) -> Array:
+        """‖A‖ + |λ|·‖M‖."""
+        return self.A_norm + jnp.abs(values) * self.M_norm
+
+
+class Pencil(NamedTuple):
+    """A·x = λ·M·x between vectors in the basis.
 
     Attributes:
-      A: a matrix, or a `Factorized` one.
-      M, root, turned: M, C⁻¹ and its transpose.
-      moves: whether derivatives in M are due. C is constant, and C⁻¹·M·C⁻ᴴ an identity that moves with M: `powered`.
+      A, M: maps of [n] or [n, k]; M None: the identity.
+      S: factors of A − sigma·M, or without a shift of M; None where M is the identity, too.
+      diagonal: [n] of M, with a shift; else None.
     """
 
     A: Any
-    M: Any
-    root: factors.Inverse
-    turned: factors.Inverse
-    moves: bool = dataclasses.field(metadata={"static": True})
+    M: Any = None
+    S: Any = None
+    shift: Shift | None = None
+    diagonal: Any = None
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.A.shape
+    def mass(self, v: Array) -> Array:
+        """M·v."""
+        return v if self.M is None else self.M(v)
 
-    @property
-    def dtype(self) -> Any:
-        return jnp.promote_types(self.A.dtype, self.M.dtype)
+    def inverse(self, v: Array) -> Array:
+        """(A − sigma·M)⁻¹·v, or M⁻¹·v."""
+        return v if self.S is None else self.S.solve(v).astype(v.dtype)
 
-    def __matmul__(self, v: Array) -> Array:
-        if not isinstance(self.A, Factorized):
-            return self.powered(self.root @ (self.A @ self.adjoint(self.powered(v, -0.5))), -0.5)
-        still = lax.stop_gradient(self.M)
-        w = still @ (self.A @ (still @ self.adjoint(self.powered(v, 0.5))))
-        return self.powered(self.root @ w, 0.5)
+    def operator(self, v: Array) -> Array:
+        return self.inverse(self.A(v) if self.shift is None else self.mass(v))
 
-    def adjoint(self, v: Array) -> Array:
-        """C⁻ᴴ·v."""
-        return jnp.conj(self.turned @ jnp.conj(v))
+    def seen(self, v: Array) -> Array:
+        """v without unknowns that no other is coupled to in M, in which rounding errors would grow unseen."""
+        return v if self.M is None or self.shift is None else jnp.where(self.diagonal == 0, 0, v)
 
-    def powered(self, v: Array, p: float) -> Array:
-        """(C⁻¹·M·C⁻ᴴ)ᵖ·v by the binomial series, to second order: v, with derivatives."""
-        if not self.moves:
-            return v
-        off = lambda v: self.root @ (self.M @ self.adjoint(v)) - v  # noqa: E731
-        once = off(v)
-        return v + p * once + p * (p - 1) / 2 * off(once)
+    def residual(self, values: Array, X: Array) -> Array:
+        """A·X − M·X·λ, [n, k]."""
+        return self.A(X) - values * self.mass(X)
 
 
-def _root(M: Any, shape: tuple[int, int]) -> factors.Inverse:
-    """C⁻¹ of M = C·Cᴴ; refuses what is not a known Hermitian positive definite matrix of this shape."""
+def check(A: Any, M: Any) -> None:
+    """Refuses an A that has no entries to factor, and an M that is no matrix of its shape."""
+    for a, name in ((A, "A"), (M, "M")):
+        if a is not None and not (hasattr(a, "entries") or checks.is_transpose(a)):
+            raise TypeError(
+                f"M and sigma need jaxsparse_fmt matrices; {name} is a {type(a).__name__}: convert it with "
+                "jsf.from_scipy"
+            )
+    if M is not None and M.shape != A.shape:
+        raise ValueError(f"M has shape {M.shape}; with A of shape {A.shape} it must have the same")
+
+
+def inverse_of_mass(M: Any) -> Any:
+    """The factors of an M that must be Hermitian and positive definite; a traced M is not checked."""
     M = arguments.still(M)
-    checks.ours(M, "eigsh(M=)")
-    if M.shape != shape:
-        raise ValueError(f"M has shape {M.shape}; with A of shape {shape} it must have the same")
     if arguments.is_traced(M):
-        raise TypeError("M is traced inside jit, and the host factors it: close over M, or call eigsh outside of jit")
+        return factors.made(M, RECIPE, "eigsh(M=)")
     with contextlib.suppress(SolverError):  # singular, or not finite
         host, found = factors.on_host(M, ("cholesky",), "eigsh(M=)")
         made: Any = factors.split(found, jnp.promote_types(M.dtype, jnp.float32))
-        D = np.real(made.inverse_pivots)
-        if host.symmetric and np.all(D > 0) and np.array_equal(found.made.perm_r, found.made.perm_c):
-            own = factors.Factors(np.sqrt(D), made.lower, None, made.rows)  # real √D: of a complex M every r is complex
-            return jax.device_put(factors.Inverse(None, own, ("cholesky",)))
+        positive = host.symmetric and np.all(np.real(made.inverse_pivots) > 0)
+        if positive and np.array_equal(found.made.perm_r, found.made.perm_c):
+            return jax.device_put(made)
     raise ValueError(
-        "M is not symmetric (Hermitian) and positive definite with finite entries, as the M of A·x = λ·M·x must be"
+        "M is not symmetric (Hermitian) and positive definite with finite entries, as the M of A·x = λ·M·x must be; "
+        "with sigma it may be singular"
     )
 
 
-def transformed(A: Any, M: Any, sigma: Any, v0: Any, search: Callable[..., Any]) -> Any:
-    """The pairs of A·x = λ·M·x that `search` finds: (map, v0) -> `EigenSolution`; those nearest to sigma, if given."""
-    if not hasattr(A, "shift"):
-        raise TypeError(
-            f"M and sigma need a jaxsparse_fmt matrix A, got {type(A).__name__}; convert it with jsf.from_scipy"
-        )
-    inner = A
-    if sigma is not None:
-        if np.ndim(sigma) or not isinstance(sigma, (int, float, np.number, Array)) or jnp.iscomplexobj(sigma):
-            raise TypeError(f"sigma must be a real number; got {sigma!r}")
-        sigma = jnp.asarray(sigma, jnp.finfo(A.dtype).dtype)
-        if not arguments.is_traced(sigma) and not np.isfinite(sigma):
-            raise ValueError(f"sigma must be finite; got {float(sigma)}")
-        try:
-            inner = factorized(A.shift(-sigma) if M is None else A - sigma * M)
-        except SolverError as error:
-            if error.status is not Status.SINGULAR:
-                raise
-            what = "A" if M is None else "A·x = λ·M·x"
-            text = f"{what} has the eigenvalue sigma = {float(sigma):g}, or one too near to it; take a number beside it"
-            raise SolverError(error.status, text) from None
-    if M is not None:
-        root = _root(M, A.shape)
-        inner = Reduced(inner, M, root, root.T, arguments.is_traced(M))
-        v0 = None if v0 is None else root @ (M @ v0)
-    return _returned(A, M, sigma, inner, search(inner, v0=v0))
+def shifted(A: Any, M: Any, sigma: Any) -> tuple[Any, Shift, Array]:
+    """The factors of A − sigma·M, the shift that they have, and the diagonal of M.
+
+    The host moves sigma by a few rounding errors where the factors do not exist, or are those of an eigenvalue.
+
+    Raises:
+      SolverError: A is known, and not finite (NON_FINITE), or singular with every sigma (SINGULAR).
+    """
+    sigma, n = _real(A, sigma), checks.square(A, "eigsh(sigma=)")
+    A, M, sigma = arguments.still((A, M, sigma))
+    every = jnp.arange(n, dtype=jnp.int32)
+    row, col, a = _entries(A)
+    row_M, col_M, m = (every, every, jnp.ones(n, a.dtype)) if M is None else _entries(M)
+    dtype = jnp.promote_types(jnp.promote_types(a.dtype, m.dtype), jnp.float32)
+    row, col = jnp.concatenate([row, row_M]), jnp.concatenate([col, col_M])
+    given = row, col, a.astype(dtype), m.astype(dtype)
+    real = jnp.finfo(dtype).dtype
+    if arguments.is_traced(given, sigma):
+
+        def host(row: Any, col: Any, a: Any, m: Any, sigma: Any) -> Any:
+            entries = np.asarray(row), np.asarray(col)
+
+            def factored(values: np.ndarray) -> Any:
+                return kept(n, RECIPE, *entries, values, digest_of(n, RECIPE, *entries, values))
+
+            values: Any = map(np.asarray, (a, m, sigma))
+            return np.asarray(_placed(n, *entries, *values, factored)[1], real)
+
+        numbers = jax.pure_callback(host, jax.ShapeDtypeStruct((3,), real), *given, sigma, vmap_method="sequential")
+        shift = Shift(*numbers)
+        S = factors.traced(n, RECIPE, row, col, jnp.concatenate([given[2], -shift.sigma * given[3]]))
+    else:
+
+        def factored(values: np.ndarray) -> Any:
+            with contextlib.suppress(SolverError):
+                return of_entries(n, RECIPE, np.asarray(row), np.asarray(col), values, "eigsh(sigma=)")
+            return None
+
+        if not all(np.all(np.isfinite(values)) for values in given[2:]):
+            raise SolverError(Status.NON_FINITE, "A and M must be finite")
+        known: Any = map(np.asarray, (*given, sigma))
+        found, numbers = _placed(n, *known, factored)
+        if found is None:
+            raise SolverError(
+                Status.SINGULAR,
+                "A − sigma·M is singular for every sigma: A and M have a null vector in common; remove its unknowns",
+            )
+        S = jax.device_put(factors.split(found, dtype))
+        shift = Shift(*(jnp.asarray(number, real) for number in numbers))
+    diagonal = jnp.zeros(n, real).at[row_M].add(jnp.where(row_M == col_M, jnp.real(m), 0).astype(real))
+    return S, shift, diagonal
 
 
-@jax.jit
-def _returned(A: Any, M: Any, sigma: Any, inner: Any, found: Any) -> Any:
-    """The pairs of A, from those that were `found` of `inner`."""
-    values, X = found.eigenvalues, found.eigenvectors
-    if isinstance(inner, Reduced):
-        X = inner.adjoint(inner.powered(X, -0.5))
-    if sigma is not None:
-        values = sigma + 1 / values
-        order = jnp.argsort(values)
-        values, X = values[order], X[:, order]
-    residuals = lax.stop_gradient(norm(A @ X - values * (X if M is None else M @ X)))
-    code = found.code
-    if sigma is not None:
-        # Rounding in products with the inverse hides other pairs if sigma is nearly an eigenvalue.
-        scale = matrix_norm(A) + jnp.abs(values) * (1 if M is None else matrix_norm(M))
-        is_true = residuals <= TRUE * jnp.finfo(values.dtype).eps * lax.stop_gradient(scale * norm(X))
-        code = jnp.where((code == Status.CONVERGED) & ~jnp.all(is_true), jnp.int32(Status.STAGNATION), code)
-    return dataclasses.replace(found, eigenvalues=values, eigenvectors=X, code=code, residual_norms=residuals)
+def _real(A: Any, sigma: Any) -> Array:
+    if np.ndim(sigma) or not isinstance(sigma, (int, float, np.number, Array)) or jnp.iscomplexobj(sigma):
+        raise TypeError(f"sigma must be a real number; got {sigma!r}")
+    if not arguments.is_traced(sigma) and not np.isfinite(sigma):
+        raise ValueError(f"sigma must be finite; got {float(sigma)}")
+    return jnp.asarray(sigma, jnp.finfo(jnp.promote_types(A.dtype, jnp.float32)).dtype)
+
+
+def _entries(A: Any) -> tuple[Array, Array, Array]:
+    """Rows, columns and values."""
+    if checks.is_transpose(A):
+        col, row, values = _entries(A.T)
+        return row, col, values
+    checks.on_one_device(A, "eigsh(sigma=)")
+    return A.row_ids, A.col_ids, A.data
+
+
+def _placed(n: int, row: Any, col: Any, a: Any, m: Any, sigma: Any, factored: Any) -> tuple[Any, tuple[Any, Any, Any]]:
+    """The factors of A − sigma·M, None if there are none, and the numbers of a `Shift`.
+
+    Args:
+      factored: the entries -> the factors, or None.
+    """
+    at = a.size
+    A_norm, M_norm = (np.max(np.bincount(c, abs(v), n)) for c, v in ((col[:at], a), (col[at:], m)))
+    scale, eps = A_norm + abs(sigma) * M_norm, np.finfo(a.dtype).eps
+    best, place, least = None, sigma, np.inf
+    for units in (0, *MOVED):
+        tried = np.asarray(sigma - units * eps * scale / (M_norm or 1), sigma.dtype)
+        found = factored(np.concatenate([a, -tried * m]).astype(a.dtype, copy=False))
+        growth = np.inf if found is None else _growth(n, found) * eps * scale
+        if growth < least:
+            best, place, least = found, tried, growth
+        if growth <= NEAR:
+            break
+    return best, (place, A_norm, M_norm)
+
+
+def _growth(n: int, found: Any) -> float:
+    """‖A⁻¹‖₂ from below, by two steps of the power method."""
+    v, size = np.random.default_rng(0).uniform(-1, 1, n), 0.0
+    for _ in range(2):
+        with np.errstate(all="ignore"):
+            v = found.solve(v / np.linalg.norm(v), "N")
+            size = float(np.linalg.norm(v))
+    return size

@@ -14,7 +14,8 @@ from solvers.core import arguments
 from solvers.core.scaling import scaled
 from solvers.core.space import HERE, exponent, length
 from solvers.core.vectors import adjoint_product, ratio
-from solvers.eigsh import MESSAGES, eigsh
+from solvers.eigenpairs import MESSAGES
+from solvers.eigsh import eigsh
 from solvers.solution import Outcome
 
 
@@ -87,8 +88,10 @@ def svds(
 ) -> SingularSolution:
     """The k largest singular values of A and their vectors; as SciPy's function of this name. Works inside jit.
 
-    They are those of A on the space of the eigenvectors, so that s and both residuals are exact to about eps·s₁ for the
-    largest, s₁; the space may miss an s below √eps·s₁. Derivatives as of `eigsh`.
+    s descends, as in NumPy's `svd`; that of SciPy's `svds` ascends.
+
+    The triples are those of A on the space of the eigenvectors, so that s and both residuals are exact to about eps·s₁
+    for the largest, s₁; the space may miss an s below √eps·s₁. Derivatives as of `eigsh`.
 
     Args:
       A: [m, n], a jaxsparse_fmt matrix or a dense array.

@@ -1,0 +1,209 @@
+"""The eigenpairs that `eigsh` and `lobpcg` return, and their derivatives."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from jaxsparse_fmt._types import exportable, pytree
+from jaxsparse_fmt.core.basis import Basis
+from solvers.core import arguments, iterate, opaque, program, stopping
+from solvers.core.linear_solve import hermitian_solve
+from solvers.core.scaling import Map
+from solvers.core.settings import steps_per_check
+from solvers.core.space import HERE, length
+from solvers.core.vectors import matmul, ratio
+from solvers.minres import METHOD as MINRES
+from solvers.pencil import Pencil
+from solvers.solution import Outcome, Status, is_one_number
+
+MAXITER = 1000
+LOW_END = (
+    "for the smallest of a discretised differential operator take sigma=0 of eigsh, or lobpcg with "
+    "M=precond.multigrid(A)"
+)
+MESSAGES = {
+    Status.MAXITER: "maxiter did not bring every pair to the tolerance; loosen tol, raise maxiter or the ncv of eigsh; "
+    + LOW_END,
+    Status.STAGNATION: "the residuals stopped falling above the tolerance: the wanted eigenvalues lie close together, "
+    f"or at the limit of this precision; raise the ncv of eigsh or loosen tol; {LOW_END}; with sigma, the factors "
+    "are too inaccurate: take float64, or another sigma",
+    Status.NOT_SYMMETRIC: "A is not symmetric (Hermitian), which eigsh and lobpcg need; (A + Aᵀ)/2 is. For "
+    "eigenvalues of a nonsymmetric A take scipy.sparse.linalg.eigs(A.to_scipy())",
+    Status.NOT_POSITIVE_DEFINITE: "M has a negative vᴴ·M·v: the M of A·x = λ·M·x must be positive definite, with sigma "
+    "at least semidefinite, and the M of lobpcg, which approximates the inverse of A, definite",
+    Status.NON_FINITE: "a NaN or infinity appeared; look for them in A, M and the start; or M is singular and leaves "
+    "fewer than k finite eigenvalues",
+    Status.ROUNDED: "the pairs are as accurate as the dtype allows: their residuals miss the tolerance, but are those "
+    "of matrices that differ from the given ones by rounding errors; a wider dtype gets further",
+}
+
+
+@exportable
+@pytree
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class EigenSolution(Outcome):
+    """Eigenpairs, a pytree. Unpacks as `w, v = eigsh(A)`.
+
+    Attributes:
+      eigenvalues: [k] real, ascending.
+      eigenvectors: [n, k], columns with vᴴ·v = 1, or vᴴ·M·v = 1, orthogonal in that product; their signs (phases) are
+        arbitrary. Zero where they are not finite.
+      code: int32, the `Status` as a number; under vmap one per matrix.
+      n_iterations: int32, restarts, which maxiter counts.
+      n_products: int32, products with A, or solves with sigma.
+      residual_norms: [k], ‖A·v − λ·v‖₂, or ‖A·v − λ·M·v‖₂, recomputed.
+    """
+
+    eigenvalues: Array
+    eigenvectors: Array
+    code: Array
+    n_iterations: Array
+    n_products: Array
+    residual_norms: Array
+
+    _norm = "residual_norms"
+    _messages = MESSAGES
+
+    @property
+    def products(self) -> int | Array:
+        """Products with A; an int outside jit."""
+        return int(self.n_products) if is_one_number(self.n_products) else self.n_products
+
+    def __iter__(self) -> Iterator[Array]:
+        return iter((self.eigenvalues, self.eigenvectors))
+
+    def _content(self) -> str:
+        values = self.eigenvalues
+        shown = np.asarray(values) if is_one_number(self.code) else getattr(values, "shape", values)
+        return f"products={self.products}, eigenvalues: {shown}"
+
+
+class Limits(NamedTuple):
+    """Traced numbers, so that changing them does not recompile."""
+
+    tol: Array
+    maxiter: Array
+
+    def allowed(self, values: Array, A_norm: Array, units: int | Array) -> Array:
+        """The largest residual norm that is small enough: tol·|λ|, but no less than rounding leaves."""
+        least = units * jnp.finfo(values.dtype).eps * A_norm
+        return jnp.maximum(self.tol.astype(values.dtype) * jnp.abs(values), least)
+
+    def unsymmetric(self, gap: Array, A_norm: Array, rounding: Any = 0) -> Array:
+        """Whether numbers wᴴ·A·v and conj(vᴴ·A·w) with this gap are those of no Hermitian A.
+
+        Args:
+          rounding: the relative error of a product with A, beyond eps.
+        """
+        return gap > (jnp.finfo(gap.dtype).eps ** 0.5 + self.tol.astype(gap.dtype) + rounding) * A_norm
+
+
+def limits(tol: Any, maxiter: Any) -> Limits:
+    return Limits(arguments.tolerance(tol, "tol"), arguments.maxiter(maxiter, MAXITER, 1))
+
+
+def eigenpairs(rules: "Pairs", basis: Basis, pencil: Pencil, like: Array, frozen: tuple[Any, ...]) -> EigenSolution:
+    """The pairs of a pencil between vectors like `like`, which have entered the basis, by a loop with inputs `frozen`.
+
+    Its A and M are matrices or functions here.
+    """
+    traced = lambda A: program.traced(lambda v: arguments.apply(A, v).astype(like.dtype), like)  # noqa: E731
+    maps = pencil._replace(A=traced(pencil.A), M=None if pencil.M is None else traced(pencil.M))
+    sol, _ = rules((maps, lax.stop_gradient(frozen)))
+    return dataclasses.replace(sol, eigenvectors=basis.leave(sol.eigenvectors))
+
+
+class Pairs(opaque.Rules):
+    """The result of a loop, differentiable in whatever A and M depend on; all zero where one number is not finite.
+
+    The loop is not differentiated. From A·v = λ·M·v and vᴴ·M·v = 1 follow dλ = vᴴ·r and
+    (A − λ·M)·dv = −(1 − M·v·vᴴ)·r with r = (dA − λ·dM)·v. The systems are singular in the direction of v alone. With
+    P = 1 − v·vᴴ·M, K = Pᴴ·(A − λ·M)·P + size·M·v·vᴴ·M is regular, and a solution with K has no component along v
+    (Magnus 1985, Theorem 1). The pairs do not depend on the other inputs of the loop.
+
+    Attributes:
+      loop: (*static, pencil, *frozen) -> the pairs, and the size of A − λ·M.
+    """
+
+    loop: Callable[..., tuple[EigenSolution, Array]]
+    static: tuple[Any, ...]
+
+    def compute(self, given: tuple[Pencil, Any]) -> tuple[EigenSolution, Array]:
+        pencil, frozen = given
+        sol, size = self.loop(*self.static, pencil, *frozen)
+        finite = functools.reduce(jnp.logical_and, [jnp.all(jnp.isfinite(a)) for a in jax.tree.leaves(sol)])
+        values, X = jnp.where(finite, sol.eigenvalues, 0), jnp.where(finite, sol.eigenvectors, 0)
+        known = finite | (sol.code == Status.NOT_POSITIVE_DEFINITE)
+        code = jnp.where(known, sol.code, Status.NON_FINITE).astype(jnp.int32)
+        return dataclasses.replace(sol, eigenvalues=values, eigenvectors=X, code=code), size
+
+    def jvp(self, given: tuple[Pencil, Any], moved: tuple[Pencil, Any]) -> tuple[Any, Any]:
+        pencil, d_pencil = given[0], moved[0]
+        sol, size = self(given)
+        values, X, unit = sol.eigenvalues, sol.eigenvectors, lax.stop_gradient(jnp.where(size == 0, 1, size))
+        no_pairs = (sol.code == Status.NON_FINITE) | (sol.code == Status.NOT_POSITIVE_DEFINITE)
+        sound = jnp.where(no_pairs, jnp.nan, 1.0).astype(values.dtype)
+        r = opaque.jvp(lambda pencil: pencil.residual(values, sound * X), pencil, d_pencil)
+        d_sol, d_size = opaque.undefined((sol, size), d_pencil)
+        d_values = d_X = None
+        if r is not None:
+
+            def K(Z: Array) -> Array:
+                MX = pencil.mass(X)
+                along = jnp.sum(jnp.conj(MX) * Z, axis=0)
+                out = pencil.residual(values, Z - X * along)
+                return out + MX * (unit * along - jnp.sum(jnp.conj(X) * out, axis=0))
+
+            d_values = jnp.sum(jnp.conj(X) * r, axis=0).real
+            rhs = pencil.mass(X) * jnp.sum(jnp.conj(X) * r, axis=0) - r
+            d_X = hermitian_solve(K, lambda rhs: _solve_off(pencil, K, unit, values, X, rhs), rhs)
+            d_X = d_X - X * jnp.sum(jnp.conj(pencil.mass(X)) * d_X, axis=0)
+            if pencil.M is not None and (dM_X := opaque.jvp(lambda M: M(X), pencil.M, d_pencil.M)) is not None:
+                d_X = d_X - X * (jnp.sum(jnp.conj(X) * dM_X, axis=0) / 2)
+        return (sol, size), (dataclasses.replace(d_sol, eigenvalues=d_values, eigenvectors=d_X), d_size)
+
+
+def _solve_off(pencil: Pencil, K: Map, unit: Array, values: Array, X: Array, rhs: Array) -> Array:
+    """The k systems K·z = rhs, by MINRES; NaN where one has no solution, as where an eigenvalue has copies.
+
+    The components along the other eigenvectors are known; those that make a system slow to solve are among them. With a
+    shift MINRES solves (1 − (λ − sigma)·(A − sigma·M)⁻¹·M)·z = (A − sigma·M)⁻¹·rhs, times M.
+    """
+    eps, shift = jnp.finfo(values.dtype).eps, pencil.shift
+    MX, XH, XHM = pencil.mass(X), jnp.conj(X).T, jnp.conj(pencil.mass(X)).T
+    inside = lambda Z: Z - matmul(X, matmul(XHM, Z))  # noqa: E731
+    outside = lambda Z: Z - matmul(MX, matmul(XH, Z))  # noqa: E731
+    gaps = values[:, None] - values  # [eigenvector, system]
+    gaps = jnp.where(jnp.eye(values.size, dtype=bool), unit, jnp.where(jnp.abs(gaps) <= eps**0.75 * unit, 0, gaps))
+    known, r = matmul(X, ratio(matmul(XH, rhs), gaps)), outside(rhs)
+    if shift is None:
+        z = _minres(
+            lambda Z: outside(pencil.residual(values, inside(Z))) + matmul(MX, matmul(XHM, Z)) * unit,
+            lambda v: pencil.inverse(v) / unit,
+            r,
+        )
+    else:
+        start, above = inside(pencil.inverse(r)), values - shift.sigma
+        scale = jnp.where(pencil.diagonal > 0, pencil.diagonal, 1)[:, None]
+        z = _minres(
+            lambda Z: pencil.mass(Z - inside(above * pencil.operator(inside(Z)))),
+            lambda v: v / scale,
+            pencil.mass(start),
+        )
+        z = start + above * pencil.operator(z)
+    z = known + inside(z)
+    solved = length(rhs - K(z)) <= jnp.sqrt(eps) * length(rhs) + 100 * eps * unit * length(z)
+    return jnp.where(solved & (eps**0.75 * unit * length(z) <= length(rhs)), z, jnp.nan)
+
+
+def _minres(A: Map, M: Map, b: Array) -> Array:
+    eps, zero = jnp.finfo(b.dtype).eps, jnp.zeros((), jnp.finfo(b.dtype).dtype)
+    steps = steps_per_check(b.shape[0], arguments.memory.device().platform)
+    limits = stopping.Limits(eps**0.75 + zero, zero, jnp.int32(min(10 * b.shape[0], 2**31 - 1)), zero)
+    return iterate.run(HERE, MINRES, iterate.Options(0, steps, None, None), iterate.System(A, M, b, None, limits))[0]
