@@ -29,8 +29,10 @@ def import_late(package: str, modules: dict[str, str]) -> None:
     """Lets Python import the public names of a package when they are first used.
 
     Args:
-      modules: {module of the package: the names that it has}; a module that is itself such a name is named so.
+      modules: {module of the package, or of this library by its whole name: the names that it has}; a module that is
+        itself such a name is named so.
     """
-    late = {name: f"{package}.{module}" for module, names in modules.items() for name in names.split()}
+    whole = lambda module: module if module.startswith("jaxsparse_fmt.") else f"{package}.{module}"  # noqa: E731
+    late = {name: whole(module) for module, names in modules.items() for name in names.split()}
     vars(sys.modules[package])["_late"] = late
     sys.modules[package].__class__ = _Package

@@ -202,7 +202,7 @@ def read_mtx(path: Any, format: str = "auto", dtype: Any = None, **options: Any)
     """
     from jaxsparse_fmt.io import files  # which few programs need
 
-    return from_scipy(files.read_mtx(path), format, dtype, **options)
+    return from_scipy(files.read_scipy(path), format, dtype, **options)
 
 
 def _for_scipy(a: np.ndarray, dtype: Any, what: str) -> tuple[np.ndarray, Any]:

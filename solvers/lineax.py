@@ -20,7 +20,7 @@ import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
-from jaxsparse_fmt._types import check_dense, owned, requested_dtype
+from jaxsparse_fmt._types import check_dense, nearest, owned, requested_dtype
 from solvers.cg import cg
 from solvers.core.arguments import is_function, refuse_scipy
 from solvers.direct import direct
@@ -229,6 +229,9 @@ class Krylov(_Solver):
         Raises:
           TypeError: a keyword that the method does not have, or that lineax takes elsewhere.
         """
+        if isinstance(method, str):
+            near = nearest(method.lower(), (*METHODS, "refine", "solve", "direct")) or "cg"
+            raise TypeError(f"Krylov takes the function of a method, not its name {method!r}: take Krylov({near})")
         if callable(settings.get("method")):  # refine has a keyword of that name, a string
             method = settings.pop("method")
         super().__init__(method, max_steps, settings)

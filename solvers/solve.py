@@ -6,8 +6,7 @@ from typing import Any, Unpack
 import jax.numpy as jnp
 import numpy as np
 
-from jaxsparse_fmt._types import check_choice, in_trace, nearest
-from solvers import precond
+from jaxsparse_fmt._types import check_choice, in_trace
 from solvers.core import arguments
 from solvers.core.settings import Settings, settled, solver
 from solvers.core.solve import solve as by_method
@@ -69,8 +68,7 @@ def solve(
     M = given["M"]
     check_choice("method", method, ("auto", *METHODS, "direct"))
     if isinstance(M, str) and M != "auto":
-        near = nearest(M, precond.__all__) or "jacobi"
-        raise ValueError(f"M must be 'auto', None, a matrix or a function; got {M!r}. Try M=precond.{near}(A)")
+        raise ValueError(f"M must be 'auto', None, a matrix or a function; got {M!r}; {arguments.call_for(M)}")
     if method == "direct" and not isinstance(M, str):
         raise ValueError("method='direct' takes no M; leave it out")
     n = arguments.unknowns(A, b)

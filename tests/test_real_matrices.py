@@ -42,7 +42,7 @@ def both_ways(A, X, Y):
 
 @each_file
 def test_files_read_as_scipy_reads_them(path):
-    S, want = jsf.io.read_mtx(path), by_scipy(path)
+    S, want = jsf.io.read_scipy(path), by_scipy(path)
     assert S.shape == want.shape and S.nnz == want.nnz
     assert abs(S - want).max() == 0
     A = jsf.read_mtx(path)

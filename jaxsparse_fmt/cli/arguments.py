@@ -45,10 +45,10 @@ def read_matrix(args: argparse.Namespace, progress: Progress) -> Csr:
         if args.file.lower().endswith(".mat"):
             return convert.canonical(_read_mat(args.file))
         if args.file != STDIN:
-            return convert.canonical(files.read_mtx(args.file))
+            return convert.canonical(files.read_scipy(args.file))
         if sys.stdin is None:
             raise BadInput(f"{STDIN} is closed; name a file")
-        return convert.canonical(files.read_mtx(sys.stdin.buffer))
+        return convert.canonical(files.read_scipy(sys.stdin.buffer))
 
 
 def _read_npz(path: str) -> Any:

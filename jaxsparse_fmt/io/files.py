@@ -17,15 +17,15 @@ from jaxsparse_fmt._types import replacing
 from jaxsparse_fmt.io.matrix_market import parse
 from jaxsparse_fmt.io.mtx_entries import fault
 
-__all__ = ["VECTOR_SUFFIXES", "read_mtx", "read_vector", "write_mtx", "write_vector"]
+__all__ = ["VECTOR_SUFFIXES", "read_scipy", "read_vector", "write_mtx", "write_vector"]
 
 PathLike = str | os.PathLike[str]
 
 VECTOR_SUFFIXES = (".mtx", ".mtx.gz", ".npy", ".txt")
 
 
-def read_mtx(path: PathLike | BinaryIO) -> "scipy.sparse.csr_array":
-    """Read a Matrix Market file (Boisvert, Pozo, Remington, NISTIR 5935, 1996) as canonical CSR.
+def read_scipy(path: PathLike | BinaryIO) -> "scipy.sparse.csr_array":
+    """Read a Matrix Market file (Boisvert, Pozo, Remington, NISTIR 5935, 1996) as SciPy's canonical CSR.
 
     Symmetric, skew-symmetric and Hermitian files are expanded, and entries that occur twice are summed.
     Explicit zeros of a coordinate file are entries, entries of a pattern are 1, and only the nonzeros

@@ -7,8 +7,8 @@
             | [sign] ("inf" | "infinity" | "nan")
 
 Case is ignored. NISTIR 5935 (Boisvert, Pozo, Remington, 1996) does not define a blank: here that is the white space of
-C, which the authors' own reader skips (scanf in mmio.c), and a plus sign is read as in C and Fortran. `files.read_mtx`
-lists the extensions, each of which has one possible meaning. Values of integer files are read as reals.
+C, which the authors' own reader skips (scanf in mmio.c), and a plus sign is read as in C and Fortran. `read_scipy` in
+`files.py` lists the extensions, each of which has one possible meaning. Values of integer files are read as reals.
 
 SciPy reads a number up to the first byte that is no part of it (`1/2` is 1, a column `1e+05` is 1), ignores words
 behind an entry, and takes 1e999 for infinity. So `passed` looks at every byte first: NumPy finds the bytes that are no

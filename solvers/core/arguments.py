@@ -15,6 +15,7 @@ from jax.core import Tracer
 
 from jaxsparse_fmt._types import (
     as_floating,
+    nearest,
     owned,
     readable_bytes,
     real_number,
@@ -148,9 +149,9 @@ def linear_map(A: Any, n: int, name: str) -> Any:
     shape = getattr(A, "shape", None)
     if shape is None:
         if not callable(A):
-            raise TypeError(
-                f"{name} must be a matrix with a shape and @, or a function v -> {name}·v; got {type(A).__name__}"
-            )
+            got = repr(A) if isinstance(A, str) else type(A).__name__
+            cure = f"; {call_for(A)}" if isinstance(A, str) and name == "M" else ""
+            raise TypeError(f"{name} must be a matrix with a shape and @, or a function v -> {name}·v; got {got}{cure}")
         return A
     if name == "M" and tuple(shape) == (n,):
         return Diagonal(as_floating(A, "M"))
@@ -170,6 +171,23 @@ def linear_map(A: Any, n: int, name: str) -> Any:
         return owned(A)
     is_opaque = jax.tree_util.all_leaves([A]) and not isinstance(A, jax.Array)
     return of_user(A, lambda v: A @ v) if is_opaque else A
+
+
+# The preconditioners by what other libraries call them.
+PRECONDITIONERS = {name: name for name in ("block_jacobi", "chebyshev", "ilu", "incomplete_lu", "jacobi", "multigrid")}
+PRECONDITIONERS |= dict.fromkeys(("diag", "diagonal", "pointjacobi"), "jacobi") | {"bjacobi": "block_jacobi"}
+PRECONDITIONERS |= dict.fromkeys(("amg", "gamg", "mg", "ml", "pyamg"), "multigrid")
+PRECONDITIONERS |= dict.fromkeys(("ic", "ic0", "icc", "ichol", "incomplete_cholesky"), "incomplete_cholesky")
+PRECONDITIONERS |= dict.fromkeys(("ilu0", "ilut", "spilu"), "ilu")
+
+
+def call_for(word: str) -> str:
+    """The call that makes the preconditioner that a user named by a word."""
+    if word == "auto":
+        return "take solve(A, b), which chooses one, or M=precond.jacobi(A)"
+    key = word.lower().replace("-", "_")
+    name = PRECONDITIONERS.get(key) or PRECONDITIONERS.get(nearest(key, PRECONDITIONERS), "jacobi")
+    return f"take M=precond.{name}(A), with precond of jaxsparse"
 
 
 def refuse_scipy(A: Any, name: str) -> None:

@@ -26,11 +26,11 @@ def test_convert_there_and_back_keeps_every_entry(poisson: str, tmp_path, monkey
     A = jsf.load(stored)
     assert A.name == "sell" and A.dtype == np.float32
     assert main.main(["convert", stored, back]) == 0
-    assert (files.read_mtx(back) != POISSON).nnz == 0
+    assert (files.read_scipy(back) != POISSON).nnz == 0
     out = Piped()
     monkeypatch.setattr(sys, "stdout", out)
     assert main.main(["convert", back, "-"]) == 0
-    assert (files.read_mtx(io.BytesIO(out.buffer.getvalue())) != POISSON).nnz == 0
+    assert (files.read_scipy(io.BytesIO(out.buffer.getvalue())) != POISSON).nnz == 0
 
 
 @pytest.mark.parametrize(("out", "text"), [("a.txt", r"end it in .mtx"), ("missing.mtx", "overwrite the input")])

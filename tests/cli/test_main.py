@@ -340,7 +340,7 @@ def test_an_interruption_is_exit_130(poisson: str, monkeypatch, capsys):
     def interrupted(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(files, "read_mtx", interrupted)
+    monkeypatch.setattr(files, "read_scipy", interrupted)
     assert main.main(["solve", poisson]) == 130
     assert capsys.readouterr().err.endswith("jaxsparse: interrupted\n")
 

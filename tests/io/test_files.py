@@ -42,7 +42,7 @@ def test_a_matrix_comes_back_unchanged_with_its_pattern(tmp_path, data, extensio
     matrix = sp.csr_array((dense[stored], (row, col)), shape=shape)
     path = tmp_path / f"a{extension}"
     files.write_mtx(path, matrix)
-    read = files.read_mtx(path)
+    read = files.read_scipy(path)
     assert read.shape == matrix.shape
     assert read.dtype == matrix.dtype or not matrix.nnz  # SciPy calls a matrix without entries a pattern
     np.testing.assert_array_equal(read.indptr, matrix.indptr)
@@ -56,7 +56,7 @@ def test_a_matrix_of_ours_is_written_too(tmp_path, dtype):
     A = jsf.from_scipy(S, "hll", dtype)
     for matrix, want in ((A, S), (A.T, S.T)):
         files.write_mtx(tmp_path / "A.mtx", matrix)
-        np.testing.assert_array_equal(files.read_mtx(tmp_path / "A.mtx").toarray(), want.toarray())
+        np.testing.assert_array_equal(files.read_scipy(tmp_path / "A.mtx").toarray(), want.toarray())
 
 
 @pytest.mark.parametrize(

@@ -51,18 +51,18 @@ def test_malformed_files_are_refused_by_name_or_read_right(row):
     path = pathlib.Path(os.environ["JAXSPARSE_MALFORMED"], row["name"])
     if row["name"] in LENIENT:
         assert row["expected"] != "reject"
-        matrix = files.read_mtx(path)
+        matrix = files.read_scipy(path)
         assert (*matrix.shape, matrix.nnz) == LENIENT[row["name"]]
     else:
         with pytest.raises(ValueError, match=rf"^{re.escape(str(path))}, line \d+: "):
-            files.read_mtx(path)
+            files.read_scipy(path)
 
 
 @pytest.mark.parametrize(
     "lines", ["2 2 1\n1 2 0\n2 2 0.5\n2 1 3\n", "1 2 0\n2 2 1\n2 1 3\n2 2 0.5\n"]
 )  # rows rise, or not
 def test_explicit_zeros_stay_and_duplicates_are_summed(write, lines):
-    matrix = files.read_mtx(write(f"{BANNER}2 2 4\n{lines}"))
+    matrix = files.read_scipy(write(f"{BANNER}2 2 4\n{lines}"))
     assert matrix.has_canonical_format
     np.testing.assert_array_equal(matrix.indptr, [0, 1, 3])
     np.testing.assert_array_equal(matrix.indices, [1, 0, 1])
@@ -73,7 +73,7 @@ def test_explicit_zeros_stay_and_duplicates_are_summed(write, lines):
 def test_matrices_without_entries_are_read(write, size):
     rows, cols, *entries = map(int, size.split())
     kind = "coordinate" if entries else "array"
-    matrix = files.read_mtx(write(f"%%MatrixMarket matrix {kind} real general\n{size}\n"))
+    matrix = files.read_scipy(write(f"%%MatrixMarket matrix {kind} real general\n{size}\n"))
     assert matrix.shape == (rows, cols) and matrix.nnz == 0
 
 
@@ -95,7 +95,7 @@ def test_matrices_without_entries_are_read(write, size):
     ],
 )
 def test_departures_with_one_meaning_are_read(write, text):
-    np.testing.assert_array_equal(files.read_mtx(write(text)).toarray(), [[-150, 0], [0, 3]])
+    np.testing.assert_array_equal(files.read_scipy(write(text)).toarray(), [[-150, 0], [0, 3]])
 
 
 def large() -> tuple[bytes, sp.csr_array]:
@@ -110,7 +110,7 @@ def test_a_file_of_many_blocks_is_read_exactly(write):
     text, expected = large()
     assert len(text) > 10 * 2**16
     for data in (text, gzip.compress(text), bz2.compress(text)):
-        matrix = files.read_mtx(write(data))
+        matrix = files.read_scipy(write(data))
         np.testing.assert_array_equal(matrix.indptr, expected.indptr)
         np.testing.assert_array_equal(matrix.indices, expected.indices)
         np.testing.assert_array_equal(matrix.data, expected.data)
@@ -132,7 +132,7 @@ def test_a_fault_far_into_a_file_is_found_by_line(write, entry):
     lines = text.split(b"\n")
     lines[30_000] = entry
     with pytest.raises(ValueError, match="line 30001: "):
-        files.read_mtx(write(b"\n".join(lines)))
+        files.read_scipy(write(b"\n".join(lines)))
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress, bz2.compress])
@@ -143,10 +143,10 @@ def test_a_pipe_and_an_open_file_are_read_like_a_path(write, pack, tmp_path):
     os.mkfifo(fifo)
     writer = threading.Thread(target=lambda: fifo.write_bytes(path.read_bytes()))
     writer.start()
-    matrices = [files.read_mtx(fifo), files.read_mtx(stdlib_io.BytesIO(path.read_bytes()))]
+    matrices = [files.read_scipy(fifo), files.read_scipy(stdlib_io.BytesIO(path.read_bytes()))]
     writer.join()
     with open(path, "rb") as file:
-        matrices.append(files.read_mtx(file))
+        matrices.append(files.read_scipy(file))
     for matrix in matrices:
         np.testing.assert_array_equal(matrix.indices, expected.indices)
         np.testing.assert_array_equal(matrix.data, expected.data)
@@ -154,7 +154,7 @@ def test_a_pipe_and_an_open_file_are_read_like_a_path(write, pack, tmp_path):
 
 def test_a_file_that_is_open_as_text_is_refused_with_the_cure(write):
     with open(write(BANNER + "1 1 1\n1 1 1\n")) as file, pytest.raises(TypeError, match="mode 'rb'"):
-        files.read_mtx(file)
+        files.read_scipy(file)
 
 
 def test_a_damaged_archive_is_refused(write):
@@ -162,7 +162,7 @@ def test_a_damaged_archive_is_refused(write):
     for damaged in (packed[:8], packed[: len(packed) // 2], packed[:-4], packed[:9] + b"\xff\xff" + packed[11:]):
         path = write(damaged, "a.mtx.gz")
         with pytest.raises(ValueError, match=f"^{re.escape(str(path))}: damaged or cut short: .*fetch it again"):
-            files.read_mtx(path)
+            files.read_scipy(path)
 
 
 # --------------------------------------------------------------------------------------------------- what is refused
@@ -210,7 +210,7 @@ def test_a_damaged_archive_is_refused(write):
 def test_a_malformed_file_is_refused_by_line_and_cure(write, text, line, said):
     path = write(text)
     with pytest.raises(ValueError, match=f"^{re.escape(str(path))}, line {line}: .*{said}"):
-        files.read_mtx(path)
+        files.read_scipy(path)
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_a_malformed_file_is_refused_by_line_and_cure(write, text, line, said):
 def test_what_symmetry_excludes_is_refused(write, text, said):
     path = write(text)
     with pytest.raises(ValueError, match=f"^{re.escape(str(path))}: .*{said}"):
-        files.read_mtx(path)
+        files.read_scipy(path)
 
 
 @pytest.mark.parametrize("size", ["9 9 99999999999", "999999999999 9 1", "999999999 999999999 1"])
@@ -232,4 +232,4 @@ def test_what_symmetry_excludes_is_refused(write, text, said):
 def test_sizes_that_the_file_cannot_hold_are_refused_before_anything_is_allocated(write, size, pack):
     path = write(pack((BANNER + size + "\n1 1 1\n").encode()))
     with allocating_at_most(10e6), pytest.raises(ValueError, match=r"line 2: .*the size line is wrong"):
-        files.read_mtx(path)
+        files.read_scipy(path)

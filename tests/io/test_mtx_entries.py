@@ -91,5 +91,5 @@ def test_reading_takes_little_more_memory_than_the_file(symmetry, pack, tmp_path
     path.write_bytes(pack(text))
     nnz = n * (1 + (symmetry == "symmetric"))
     with allocating_at_most((2 if symmetry == "general" else 3) * max(len(text), 12 * nnz + 4 * 200_001)):
-        S = jsf.io.read_mtx(path)
+        S = jsf.io.read_scipy(path)
     assert S.nnz == nnz and S.indices.dtype == S.indptr.dtype == np.int32

@@ -285,7 +285,7 @@ DENSE = 2500  # rows up to which positive definiteness is decided by eigenvalues
 
 @each_file
 def test_same_answer_as_scipy_or_an_honest_status(path):
-    S = sp.csr_array(jsf.io.read_mtx(path))
+    S = sp.csr_array(jsf.io.read_scipy(path))
     if not is_hermitian_with_positive_diagonal(S):
         pytest.skip("not Hermitian with a positive diagonal")
     b = S @ np.ones(S.shape[0])

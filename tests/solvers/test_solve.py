@@ -415,7 +415,7 @@ LARGE = 60_000  # unknowns beyond which SciPy is not asked
 @pytest.mark.skipif(not FILES, reason="JAXSPARSE_MATRICES and JAXSPARSE_CASES name no folder of Matrix Market files")
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.name.partition(".")[0])
 def test_solve_solves_what_scipy_solves(path):
-    S = sp.csr_array(jsf.io.read_mtx(path))
+    S = sp.csr_array(jsf.io.read_scipy(path))
     if S.shape[0] != S.shape[1] or S.shape[0] > LARGE:
         pytest.skip("not square, or large")
     S = S.astype(np.result_type(S.dtype, float))

@@ -60,7 +60,7 @@ def test_factors_that_grow_are_made_again_with_partial_pivoting():
 
 @each_file
 def test_a_real_matrix_has_no_more_entries_in_its_factors_than_in_the_better_of_two_modes(path):
-    S = sp.csc_array(jsf.io.read_mtx(path))
+    S = sp.csc_array(jsf.io.read_scipy(path))
     if S.shape[0] != S.shape[1] or S.nnz > 300_000:
         pytest.skip("not square, or large")
     S, most = S.astype(np.result_type(S.dtype, np.float64)), []

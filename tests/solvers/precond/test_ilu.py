@@ -87,7 +87,7 @@ def test_options_out_of_range_are_refused(options, words):
 
 @each_file
 def test_real_systems_take_as_many_steps_as_with_scipys_factors(path):
-    S = sp.csr_array(jsf.io.read_mtx(path))
+    S = sp.csr_array(jsf.io.read_scipy(path))
     if S.shape[0] != S.shape[1] or S.nnz > LARGEST:
         pytest.skip("not square, or large")
     b, steps = S @ np.ones(S.shape[0]), []

@@ -177,7 +177,7 @@ def test_where_solves_by_levels_are_slow_sweeps_are_taken(monkeypatch):
 @pytest.mark.skipif(not any(path.name.startswith("orsirr_1") for path in FILES), reason="JAXSPARSE_MATRICES lacks it")
 def test_gmres_takes_the_steps_of_exact_factors_on_a_real_matrix():
     """With 3 sweeps in place of each solve it stagnated."""
-    S = sp.csr_array(jsf.io.read_mtx(next(path for path in FILES if path.name.startswith("orsirr_1"))))
+    S = sp.csr_array(jsf.io.read_scipy(next(path for path in FILES if path.name.startswith("orsirr_1"))))
     A, b = jsf.from_scipy(S), S @ np.ones(S.shape[0])
     sol = gmres(A, b, M=incomplete_lu(A), rtol=1e-8, restart=100)
     assert sol.success and sol.iterations <= 60

@@ -450,7 +450,7 @@ def test_a_traced_matrix_is_refused():
 
 @each_file
 def test_real_systems_are_solved_where_pyamg_solves_them(path):
-    S = sp.csr_array(jsf.io.read_mtx(path))
+    S = sp.csr_array(jsf.io.read_scipy(path))
     if not is_hermitian_with_positive_diagonal(S):
         pytest.skip("not Hermitian with a positive diagonal")
     S = S.astype(complex if S.dtype.kind == "c" else float)
