@@ -70,6 +70,14 @@ SOLVERS_ALLOWED = {
             for name in ("build", "common_format", "delivery", "entries", "processes")
         ),
     },
+    "solvers.precond.schwarz": {
+        *("scipy", "jaxsparse_fmt.convert", "jaxsparse_fmt.core.triangular"),
+        *(
+            f"jaxsparse_fmt.distributed.{name}"
+            for name in ("common_format", "delivery", "entries", "halo", "processes")
+        ),
+    },
+    "solvers.precond.block_jacobi": {"jaxsparse_fmt.distributed.halo"},
     "solvers.precond.incomplete": {
         *("scipy", "jaxsparse_fmt.convert", "jaxsparse_fmt.core.triangular", "jaxsparse_fmt.kernels.cpu.elimination"),
         *("jaxsparse_fmt.algebra.patterns", "jaxsparse_fmt.kernels.cpu.over_rows"),

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from solvers.precond.incomplete import Incomplete, incomplete_cholesky, incomplete_lu
     from solvers.precond.jacobi import Jacobi, jacobi
     from solvers.precond.multigrid import Multigrid, multigrid, multigrid_from
+    from solvers.precond.schwarz import Schwarz, schwarz
 
 __all__ = [
     "BlockJacobi",
@@ -21,6 +22,7 @@ __all__ = [
     "IncompleteFactors",
     "Jacobi",
     "Multigrid",
+    "Schwarz",
     "block_jacobi",
     "chebyshev",
     "coarse_space",
@@ -30,6 +32,7 @@ __all__ = [
     "jacobi",
     "multigrid",
     "multigrid_from",
+    "schwarz",
     "subdomains",
 ]
 
@@ -43,5 +46,6 @@ import_late(
         "incomplete": "incomplete_cholesky incomplete_lu Incomplete",
         "jacobi": "jacobi Jacobi",
         "multigrid": "multigrid multigrid_from Multigrid",
+        "schwarz": "schwarz Schwarz",
     },
 )

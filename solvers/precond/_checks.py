@@ -41,7 +41,8 @@ def on_one_device(A: Any, maker: str) -> None:
     if getattr(A, "name", None) == "sharded":
         raise ValueError(
             f"{maker} works on one device, and A is sharded; gather it by jsf.from_scipy(A.to_scipy()), or take a "
-            "Krylov method with precond.multigrid or precond.block_jacobi"
+            "Krylov method with precond.multigrid, precond.schwarz, which has a factorization or an incomplete one for "
+            "each device, or precond.block_jacobi"
         )
 
 
@@ -92,11 +93,11 @@ def storable(A: Any, n: int, name: str) -> Any:
     return A
 
 
-def untraced(A: Any) -> None:
-    """Raises TypeError where A is traced, which decides the sizes of multigrid's levels."""
+def untraced(A: Any, maker: str = "multigrid") -> None:
+    """Raises TypeError if A is traced, which decides the sizes of the arrays that the maker makes."""
     if arguments.is_traced(A):
         raise TypeError(
-            "multigrid's set-up takes its sizes from A, which is traced; build M outside jit and pass it as an argument"
+            f"{maker}'s set-up takes its sizes from A, which is traced; build M outside jit and pass it as an argument"
         )
 
 

@@ -30,6 +30,7 @@ from jaxsparse_fmt.distributed.entries import pieces
 from jaxsparse_fmt.distributed.processes import agree, alone, everyones, of_each, together
 from jaxsparse_fmt.kernels.cpu import aggregation
 from solvers.core.spectrum import spectrum
+from solvers.core.vectors import matmul
 from solvers.precond import _checks as checks
 from solvers.precond import _hierarchy
 from solvers.precond._cycles import Level
@@ -61,7 +62,8 @@ class Crossing:
     """R or P between the last level in pieces and vectors that are whole on every device.
 
     Attributes:
-      own: arrays [parts, ...] of a matrix, or of its transpose: the columns of R, or the rows of P, of each piece.
+      own: arrays [parts, ...] of a matrix, or of its transpose: the columns of R, or the rows of P, of each piece; or
+        these as dense arrays.
       over: the pieces.
       down: R, whose products are summed over the devices.
     """
@@ -71,14 +73,30 @@ class Crossing:
     down: bool = dataclasses.field(metadata={"static": True})
 
     @property
+    def shape(self) -> tuple[int, int]:
+        """Of R or P, whose side in pieces has all places."""
+        n_rows, n_cols = self.own.shape[-2:]
+        return (n_rows, self.over.places) if self.down else (self.over.places, n_cols)
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.own.dtype
+
+    @property
     def T(self) -> "Crossing":
-        return Crossing(self.own.T, self.over, not self.down)
+        own = jnp.swapaxes(self.own, 1, 2) if isinstance(self.own, jax.Array) else self.own.T
+        return Crossing(own, self.over, not self.down)
+
+    def _each(self, f: Callable[[Array], Array]) -> "Crossing":
+        """The same with f applied to all numbers."""
+        return dataclasses.replace(self, own=f(self.own) if isinstance(self.own, jax.Array) else self.own._each(f))
 
     def __matmul__(self, v: Array) -> Array:
         over, piece, whole = self.over, PartitionSpec(self.over.axis), PartitionSpec(None)
 
         def product(own: Any, v: Array) -> Array:
-            y = jax.tree.map(lambda a: a[0], own) @ v
+            own = jax.tree.map(lambda a: a[0], own)
+            y = matmul(own, v) if isinstance(own, jax.Array) else own @ v
             return lax.psum(y, over.axis) if self.down else y
 
         if over.is_manual:
@@ -207,6 +225,25 @@ def build(
     whole = lambda of: stacked(*everyones(lambda: of, mesh).values())  # noqa: E731
     start = _hierarchy.Start(levels, whole(unit), hermitian and lowest >= 0, hermitian)
     return start, whole(held), whole(near), theta
+
+
+def crossings(A: Any, W: Any, dtype: Any) -> tuple[Crossing, Crossing]:
+    """W [n, m] and Wᴴ, each device with the rows of W that it has of A.
+
+    Args:
+      A: ShardedMatrix.
+      W: a dense array, which may be traced, or a matrix of scipy.sparse.
+    """
+    over, mesh = A.range.over, A.range.over.mesh
+    if not scipy.sparse.issparse(W):
+        own = A.range.enter(W).astype(dtype).reshape(len(over.counts), over.size, W.shape[1])
+        return Crossing(own, over, False), Crossing(jnp.conj(jnp.swapaxes(own, 1, 2)), over, True)
+    unknowns = over.on_host(type(A.range).unknowns(A.range))
+    rows = {k: scipy.sparse.csr_array(W)[unknowns[k][: over.counts[k]]] for k in over.mine}
+    request = Request(mesh, "overlap", "auto", {}, Target(np.dtype(dtype), A.backend, None))
+    turned_rows = {k: _renumbered(S.conj().T.tocsr(), np.arange(S.shape[0]), over.size) for k, S in rows.items()}
+    up, down = (in_one_format(of, height, request)[0] for of, height in ((rows, over.size), (turned_rows, W.shape[1])))
+    return Crossing(over.spread(up), over, False), Crossing(over.spread(down), over, True)
 
 
 def below(make: Callable[[], tuple[Any, bool]], start: _hierarchy.Start, order: Any) -> tuple[Any, bool]:

@@ -11,7 +11,7 @@ Bytes: n·b values, read once by every application, which is one batched product
 
 import dataclasses
 import functools
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -19,10 +19,14 @@ import numpy as np
 from jax import Array, lax
 
 from jaxsparse_fmt._types import exportable, owned, pytree, standard_promotion
+from jaxsparse_fmt.distributed.halo import Exchange
 from solvers.core import arguments
 from solvers.core.diagonal import operand
 from solvers.core.vectors import matmul
 from solvers.precond import _checks as checks
+
+if TYPE_CHECKING:
+    from solvers.precond.schwarz import Schwarz
 
 
 @exportable
@@ -34,10 +38,12 @@ class BlockJacobi(checks.Refreshed):
     Attributes:
       inverse_blocks: [n_blocks, b, b].
       n: rows and columns.
+      skip: the rows of the first block that are not among them; None: 0. Of a device whose rows begin inside a block.
     """
 
     inverse_blocks: Array
     n: int = dataclasses.field(metadata={"static": True})
+    skip: Array | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -56,17 +62,20 @@ class BlockJacobi(checks.Refreshed):
         r = operand(self, r, self.inverse_blocks, 3)
         n_blocks, b, _ = self.inverse_blocks.shape
         columns = r.reshape(self.n, -1)
-        columns = jnp.pad(columns, ((0, n_blocks * b - self.n), (0, 0))).reshape(n_blocks, b, -1)
+        columns = jnp.pad(columns, ((0, n_blocks * b - self.n), (0, 0)))
+        columns = columns if self.skip is None else jnp.roll(columns, self.skip, 0)
         # By default a GPU would round float32 to TF32, 10 bits, which makes a symmetric M unsymmetric to 1e-3.
+        columns = columns.reshape(n_blocks, b, -1)
         z = jnp.einsum("bij,bjk->bik", self.inverse_blocks, columns, precision=lax.Precision.HIGHEST)
-        return z.reshape(n_blocks * b, -1)[: self.n].reshape(r.shape)
+        z = z.reshape(n_blocks * b, -1)
+        return (z if self.skip is None else jnp.roll(z, -self.skip, 0))[: self.n].reshape(r.shape)
 
-    def _anew(self, A: Any) -> "BlockJacobi":
+    def _anew(self, A: Any) -> Any:
         return block_jacobi(A, self.inverse_blocks.shape[-1])
 
 
 @arguments.door
-def block_jacobi(A: Any, block_size: int) -> BlockJacobi:
+def block_jacobi(A: Any, block_size: int) -> "BlockJacobi | Schwarz":
     """The inverse of A's block diagonal; works inside jit too.
 
     The result is positive definite (Hermitian) if A is, and nonsingular for any A: the diagonal of a block that is
@@ -77,7 +86,8 @@ def block_jacobi(A: Any, block_size: int) -> BlockJacobi:
     Args:
       A: [n, n] matrix: a jaxsparse_fmt format, or a dense array.
       block_size: b, rows of a block; unknowns that belong together should follow one another, as the displacements of
-        a node do.
+        a node do. Of a sharded matrix each device has the blocks of its own rows, in the order of the shards, and its
+        first and its last one may be smaller.
 
     Raises:
       ValueError: A is not square or, outside jit, holds a NaN or an infinity in a block; a block size below 1.
@@ -92,15 +102,16 @@ def block_jacobi(A: Any, block_size: int) -> BlockJacobi:
             f"block_jacobi takes a jaxsparse_fmt matrix or a dense array, got {type(A).__name__}; convert a SciPy "
             "matrix with jaxsparse_fmt.from_scipy"
         )
-    if hasattr(A, "entries"):
-        A._agree(block_size=b)
-    inverses, bad = _inverses(A, b)
+    if getattr(A, "name", None) == "sharded":
+        return _of_shards(A, b)
+    inverses, bad = _inverses(_diagonal_blocks(A, b))
     if not arguments.is_traced(bad) and bad < len(inverses):
         rows = f"{bad * b} to {min(bad * b + b, n) - 1}"
         raise ValueError(f"the diagonal block of rows {rows} holds a NaN or an infinity")
     return BlockJacobi(inverses, n)
 
 
+@functools.partial(jax.jit, static_argnums=1)
 def _diagonal_blocks(A: Any, b: int) -> Array:
     """[n_blocks, b, b], in 32 bits at least; the identity where the last block reaches beyond the matrix."""
     n = A.shape[0]
@@ -108,13 +119,60 @@ def _diagonal_blocks(A: Any, b: int) -> Array:
     index = jnp.arange(n_blocks * b).reshape(n_blocks, b)
     if hasattr(A, "entries"):
         row, col, _, value = A.entries()
-        inside = (col < n) & (row // b == col // b)
-        place = jnp.where(inside, row // b, n_blocks), row % b, col % b
-        blocks = jnp.zeros((n_blocks, b, b), value.dtype).at[place].add(value, mode="drop")
+        blocks = _gathered(row, col, value, col < n, n_blocks, b)
     else:
         blocks = owned(A).at[index[:, :, None], index[:, None, :]].get(mode="fill", fill_value=0)
+    return _filled(blocks, index < n)
+
+
+def _gathered(row: Array, col: Array, value: Array, live: Array, n_blocks: int, b: int) -> Array:
+    """The blocks [n_blocks, b, b] of the entries that are live, with zeros elsewhere."""
+    inside = live & (row // b == col // b)
+    place = jnp.where(inside, row // b, n_blocks), row % b, col % b
+    return jnp.zeros((n_blocks, b, b), value.dtype).at[place].add(value, mode="drop")
+
+
+def _filled(blocks: Array, is_row: Array) -> Array:
+    """The blocks in 32 bits at least, with the identity outside of the rows [n_blocks, b]."""
     blocks = blocks.astype(jnp.result_type(blocks, jnp.float32))
-    return blocks + jnp.eye(b, dtype=blocks.dtype) * (index >= n)[:, :, None]
+    return blocks + jnp.eye(blocks.shape[1], dtype=blocks.dtype) * ~is_row[:, :, None]
+
+
+def _of_shards(A: Any, b: int) -> "Schwarz":
+    """The inverses of the blocks of every device's own rows and columns, on that device.
+
+    Blocks begin at multiples of b of the rows of all devices, so that those of one node stay together.
+    """
+    A._check_users_order("block Jacobi preconditioner")
+    A._agree(block_size=b)
+    from solvers.precond.schwarz import Schwarz
+
+    over = A.range.over
+    inverses, finite, skip = _inverses_of_shards(A, b)
+    if not arguments.is_traced(finite) and not finite:
+        raise ValueError("a diagonal block holds a NaN or an infinity")
+    own = BlockJacobi(inverses, over.size, skip if np.any(over.starts[:-1] % b) else None)
+    return Schwarz(own, Exchange(), A.domain, over, (block_jacobi, b))
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _inverses_of_shards(A: Any, b: int) -> tuple[Array, Array, Array]:
+    """[devices, n_blocks, b, b], whether all blocks are finite, and `BlockJacobi.skip` [devices]."""
+    over, size = A.range.over, A.range.over.size
+    n_blocks = -(-(size + b - 1) // b)
+
+    def of_shard(shards: Any) -> tuple[Array, Array, Array]:
+        row, col, _, value = shards.entries()[0]
+        k = lax.axis_index(over.axis)
+        skip, live = jnp.asarray(over.starts[:-1] % b, row.dtype)[k], (row < size) & (col < size)
+        blocks = _gathered(row + skip, col + skip, value, live, n_blocks, b)
+        index = jnp.arange(n_blocks * b).reshape(n_blocks, b) - skip
+        blocks = _filled(blocks, (index >= 0) & (index < jnp.array(over.counts)[k]))
+        inverses, bad = _inverses(blocks)
+        return inverses[None], (bad == n_blocks)[None], skip[None]
+
+    inverses, finite, skip = over.each(of_shard, A.shards)
+    return inverses, jnp.all(finite), skip
 
 
 @jax.custom_jvp
@@ -151,12 +209,11 @@ def _(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
     return X, -matmul(X, matmul(*tangents, X))
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def _inverses(A: Any, b: int) -> tuple[Array, Array]:
+@jax.jit
+def _inverses(blocks: Array) -> tuple[Array, Array]:
     """The inverse of every block, or of its diagonal where the condition number of the scaled block exceeds 1/eps; and
     the number of the first block with a NaN or an infinity, or the number of blocks.
     """
-    blocks = _diagonal_blocks(A, b)
     diagonal = jnp.diagonal(blocks, axis1=1, axis2=2)
     nonzero = jnp.where(diagonal == 0, 1, diagonal)
     scale = lax.rsqrt(jnp.abs(nonzero))

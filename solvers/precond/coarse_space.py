@@ -20,13 +20,15 @@ import jax.numpy as jnp
 import numpy as np
 import scipy
 from jax import Array, lax
+from jax.sharding import PartitionSpec
 
 from jaxsparse_fmt._types import concrete, exportable, floating_dtype, owned, pytree, standard_promotion
 from jaxsparse_fmt.convert import from_scipy
+from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from jaxsparse_fmt.kernels.cpu import aggregation
 from solvers.core import arguments
 from solvers.core.diagonal import operand
-from solvers.core.space import HERE
+from solvers.core.space import outside
 from solvers.core.vectors import dot, matmul, ratio
 from solvers.precond import _checks as checks
 from solvers.precond._inverse import LARGEST, generalized_inverse
@@ -46,16 +48,18 @@ class CoarseSpace(checks.Refreshed):
       R: [m, n], Wᴴ; stored apart where W is sparse, whose transposed product would add by atomics.
       coarse: [m, m], C = θ·(Wᴴ·A·W)⁻¹.
       M: the preconditioner without the coarse space.
+      order: between W and R, if A is sharded: that of A, in which each device has its rows of W.
     """
 
     W: Any
     R: Any
     coarse: Array
     M: Any
+    order: Basis = IDENTITY
 
     @property
     def shape(self) -> tuple[int, int]:
-        return self.W.shape[0], self.W.shape[0]
+        return self.M.shape
 
     @property
     def dtype(self) -> np.dtype:
@@ -69,12 +73,27 @@ class CoarseSpace(checks.Refreshed):
     @standard_promotion
     def __matmul__(self, r: Any) -> Array:
         r = operand(self, r, self.coarse, 2)
-        return self.M @ r + _times(self.W, matmul(self.coarse, _times(self.R, r)))
+        slow = _times(self.W, matmul(self.coarse, _times(self.R, self.order.enter(r))))
+        return self.M @ r + self.order.leave(slow)
+
+    def entered(self, basis: Basis) -> Any:
+        """The same operator between vectors that have entered `basis`; in the order of A it adds one sum to M's."""
+        if not basis.same(self.order) or not hasattr(self.M, "entered"):
+            return lambda r: basis.enter(self @ basis.leave(r))
+        return dataclasses.replace(self, M=self.M.entered(basis), order=IDENTITY)
+
+    def _partition(self, axis: Any) -> Self | None:
+        """How the arrays lie for products with pieces of vectors inside shard_map over `axis`, once `entered`."""
+        W, R, M = (arguments.partition(a, axis) for a in (self.W, self.R, self.M))
+        if None in (W, R, M) or not self.order.is_identity:
+            return None
+        same: Any = PartitionSpec()
+        return dataclasses.replace(self, W=W, R=R, M=M, coarse=same)
 
     def _anew(self, A: Any) -> "CoarseSpace":
         checks.renewing(self, A)
         M = checks.renewed(self.M, A)
-        return CoarseSpace(self.W, self.R, _coarse(A, self.W, self.R, M), M)
+        return dataclasses.replace(self, coarse=_coarse(A, self.W, self.R, M, self.order), M=M)
 
 
 @arguments.door
@@ -85,7 +104,8 @@ def coarse_space(A: Any, W: Any, M: Any = None) -> CoarseSpace:
     column of W. It works inside jit where W is dense.
 
     Args:
-      A: [n, n], a pytree with a shape and `@`: a jaxsparse_fmt format, or a dense array.
+      A: [n, n], a pytree with a shape and `@`: a jaxsparse_fmt format, or a dense array. If it is sharded, each device
+        has its rows of W.
       W: [n, m], columns that A makes small: a near-null space, that of each subdomain (`subdomains`), or, in a
         sequence of systems, Ritz vectors of an earlier one (`eigsh(A, m, which="SA", tol=0.1).eigenvectors`). A dense
         array, or a matrix of scipy.sparse or jaxsparse_fmt.
@@ -102,7 +122,7 @@ def coarse_space(A: Any, W: Any, M: Any = None) -> CoarseSpace:
             "M=precond.coarse_space(matrix, W)"
         )
     n = checks.square(A, "coarse_space")
-    sparse = scipy.sparse.issparse(W) or hasattr(W, "to_scipy")
+    sparse, many = scipy.sparse.issparse(W) or hasattr(W, "to_scipy"), getattr(A, "name", None) == "sharded"
     W = W if sparse else owned(W)
     if len(W.shape) != 2 or W.shape[0] != n or not 1 <= W.shape[1] <= n:
         raise ValueError(f"W must hold one row an unknown, shape ({n}, m) with m from 1 to {n}; got {tuple(W.shape)}")
@@ -115,15 +135,22 @@ def coarse_space(A: Any, W: Any, M: Any = None) -> CoarseSpace:
         S = scipy.sparse.csr_array(W.to_scipy() if hasattr(W, "to_scipy") else W)
         with concrete():
             _check_columns(S.data, lambda: (S.conj().T @ S).toarray())
-        W, R = (from_scipy(scipy.sparse.csr_array(matrix), dtype=dtype) for matrix in (S, S.conj().T))
+        if not many:
+            W, R = (from_scipy(scipy.sparse.csr_array(matrix), dtype=dtype) for matrix in (S, S.conj().T))
     else:
-        W = W.astype(dtype)
-        R = W.conj().T
+        W = S = W.astype(dtype)
+        R: Any = W.conj().T
         if not arguments.is_traced(W):
             with concrete():
                 _check_columns(W, lambda: matmul(R, W))
     M = jacobi(A) if M is None else checks.storable(M, n, "M")
-    return CoarseSpace(W, R, _coarse(A, W, R, M), M)
+    if many:
+        from solvers.precond._sharded import crossings
+
+        A._check_users_order("coarse space")
+        W, R = crossings(A, S, dtype)
+    order = A.domain if many else IDENTITY
+    return CoarseSpace(W, R, _coarse(A, W, R, M, order), M, order)
 
 
 def subdomains(B: Any, parts: Any) -> Any:
@@ -185,22 +212,24 @@ def _times(W: Any, x: Array) -> Array:
 
 
 @jax.jit
-def _coarse(A: Any, W: Any, R: Any, M: Any) -> Array:
+def _coarse(A: Any, W: Any, R: Any, M: Any, order: Basis) -> Array:
     """θ·(Wᴴ·A·W)⁻¹, [m, m]; directions in which W·x, or A·W·x, is only rounding, have the inverse 0."""
-    n, m = W.shape
+    if not order.is_identity:
+        A, M = A.in_basis, arguments.entered(M, order)
+    space, n, m, dtype = outside(order), A.shape[0], W.shape[1], R.dtype
     count = -(-m // TOGETHER)
 
     def block(start: Array) -> Array:
         columns = start + jnp.arange(TOGETHER)
-        unit = (jnp.arange(m)[:, None] == columns).astype(R.dtype)
+        unit = (jnp.arange(m)[:, None] == columns).astype(dtype)
         return _times(R, A @ _times(W, unit))
 
     E = lax.map(block, TOGETHER * jnp.arange(count))  # [count, m, TOGETHER]
     E = jnp.moveaxis(E, 0, 1).reshape(m, -1)[:, :m]
-    v = HERE.probe(jnp.zeros(n, R.dtype))
-    z = M @ v
+    v = space.probe(jnp.zeros(n, dtype))
+    z = arguments.apply(M, v)
     theta = ratio(dot(z, A @ z), dot(z, v))
     diagonal = jnp.abs(A.diagonal()) if hasattr(A, "diagonal") else ratio(dot(v, A @ v), dot(v, v))
-    squares = jnp.abs(R) ** 2 if isinstance(R, jax.Array) else R.with_data(jnp.abs(R.data) ** 2)
+    squares = jnp.abs(R) ** 2 if isinstance(R, jax.Array) else R._each(lambda a: jnp.abs(a) ** 2)
     behind = _times(squares, jnp.broadcast_to(diagonal, n).astype(E.real.dtype))
-    return (theta * generalized_inverse(E, behind)).astype(R.dtype)
+    return (theta * generalized_inverse(E, behind)).astype(dtype)
