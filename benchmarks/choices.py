@@ -33,6 +33,7 @@ def regret(row: Row) -> float | None:
     timed = [of for of in row["ours"] if "storage" in of and not math.isnan(of["us"])]
     rate = lambda storage: storage.get("rate") or storage["format"]  # noqa: E731
     timed = [of for of in timed if rate(of["storage"]) in ranking.EFFICIENCY["triton"]]  # which "auto" still may take
+    timed = [of for of in timed if not of["storage"]["layout"].get("by_column")]
     if len(timed) < 2:
         return None
     csr: Any = SimpleNamespace(shape=(row["rows"], row["cols"]), nnz=row["nnz"])

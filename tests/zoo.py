@@ -133,7 +133,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], ...]] = {
     "csr": ({}, {"threads_per_row": 1}, {"threads_per_row": 4}),
     "csr5": (
         {"tile_shape": (128, 8)},
-        {"tile_shape": (256, 16), "keep_sums": True, "by_column": True},
+        {"tile_shape": (256, 16), "keep_sums": True},
         {"tile_shape": (128, 8), "hot": 3},
     ),
     "hdia": ({"slice_size": 5, "sigma": 10}, {"slice_size": 128}),

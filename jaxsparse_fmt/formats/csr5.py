@@ -27,13 +27,10 @@ adds by atomics.
 Where few columns hold most entries, as in power-law graphs, the `hot` most used columns can come first, so that the L1
 cache holds them; the other columns keep their order. Storage column k is column `col_order`[k] of the matrix, [n_cols]
 int32, and a product first copies x into that order. With `keep_sums` the block of a tile keeps its sums in shared
-memory and writes them side by side, which saves sectors of the L2 cache where short rows make many sums. With
-`by_column` the entries of a tile lie by column, so that it reads each sector of x about once; its products go to their
-places by rows in shared memory, and are summed there.
+memory and writes them side by side, which saves sectors of the L2 cache where short rows make many sums.
 
 Bytes: n_stored·(value + 4) + 4·n_tiles·(lanes + 1); with 16 bits 2 less for each place, and 4·n_tiles or, for
-windows, 256·n_tiles; by column, 4·n_tiles·(entries + lanes·⌈entries / 32⌉) more; where rows are cut, 4·n_long +
-4·(n_long + 1); with `hot` columns, 4·n_cols.
+windows, 256·n_tiles; where rows are cut, 4·n_long + 4·(n_long + 1); with `hot` columns, 4·n_cols.
 """
 
 import dataclasses
@@ -59,16 +56,15 @@ from jaxsparse_fmt.formats.base import (
     storage_format,
 )
 from jaxsparse_fmt.formats.csr import THREADS
-from jaxsparse_fmt.formats.footprint import L1_ROWS, WINDOW, PatternCounts, Storage
+from jaxsparse_fmt.formats.footprint import L1_ROWS, PatternCounts, Storage
 from jaxsparse_fmt.kernels import coordinates, csr5, spmv
 from jaxsparse_fmt.kernels.backends.tuning import LAUNCH
 from jaxsparse_fmt.kernels.layout.address import Slices, expand_ptr
 from jaxsparse_fmt.kernels.layout.columns import Consecutive, Rule
-from jaxsparse_fmt.kernels.layout.tiles import NARROW_PADDING, SPAN, WINDOWS, Tiles
+from jaxsparse_fmt.kernels.layout.tiles import NARROW_PADDING, SPAN, WINDOWS, Tiles, marked
 
 # The row behind the last one, as the tile before holds the rows up to there; and padding in 16 bits.
 LaneRow = Annotated[Array, padded_with(lambda A: A.shape[0] + A.n_pieces)]
-ColumnPlace = Annotated[Array, padded_with(lambda A: -1)]
 MarkedDelta = Annotated[Array, padded_with(lambda A: NARROW_PADDING)]
 HOT_BYTES = 2**18  # of x that a product gathers first: as many as the L1 cache of an H100 or H200 holds
 SMALL_X = 2**20  # bytes of x, below which neither hot columns nor kept sums pay
@@ -76,10 +72,6 @@ SMALL_X = 2**20  # bytes of x, below which neither hot columns nor kept sums pay
 # to 1.0 of the time of sums written one by one from 0.27 on, but 2.3 times as much at 0.05, where all of x could be
 # there.
 KEPT_MISSES = 0.25
-# Tiles by column, by hand on an H100: 1.1 to 1.7 times as fast where 128 neighbouring rows miss for at least this share
-# of their entries, 0.8 at 0.72. No faster with columns anywhere, where a tile leaves more than `SHARED` of the misses,
-# and slower in power-law graphs, where hot columns leave less.
-UNHELD, SHARED = 0.8, 0.9
 REACHES = ((1, NARROW_PADDING), (WINDOWS, SPAN))  # windows and their columns that differences of 16 bits reach
 JOINING = 2**20  # threads in all that sum the pieces, if each row then gets several
 NOT_OF_TILES = ("values", "long_rows", "piece_ptr", "col_order")
@@ -96,9 +88,6 @@ class CSR5(ByEntries):
     col_base: ZeroPadded | None = None
     windows: ZeroPadded | None = None
     marked_col: ColumnIndex | None = None
-    column_place: ColumnPlace | None = None
-    step_base: ZeroPadded | None = None
-    ends: ZeroPadded | None = None
     long_rows: LongRows | None = None
     piece_ptr: Pointer | None = None
     col_order: Array | None = None
@@ -106,12 +95,11 @@ class CSR5(ByEntries):
     tile_shape: tuple[int, int]
     hot: int
     keep_sums: bool
-    by_column: bool
     tile_rows: Largest  # of a tile at most, or somewhat more; 0 where sums are not to be kept
     most_hops: Largest  # of a tile, or somewhat more
 
     name = "csr5"
-    layout_options = ("tile_shape", "hot", "keep_sums", "by_column")
+    layout_options = ("tile_shape", "hot", "keep_sums")
 
     @property
     def _arrays(self) -> dict[str, Array]:
@@ -127,7 +115,7 @@ class CSR5(ByEntries):
         return Tiles(shape, self.n_stored, *self.tile_shape, self.n_pieces, kept_rows, self.most_hops)
 
     def _wants_shared_memory(self, face: str, p: int) -> bool:
-        return face == "product" and (self.ends is not None or (p == 1 and self.tiles.kept_rows > 0))
+        return face == "product" and p == 1 and self.tiles.kept_rows > 0
 
     def _product_face(self, values: Array, x: Array, backend: str) -> Array:
         x, rows, piece_ptr = self._ordered(x), self.long_rows, self.piece_ptr
@@ -179,8 +167,7 @@ class CSR5(ByEntries):
 
     def with_arrays(self, names: set[str]) -> Self:
         """The same storage with the arrays that other shards have: columns of 32 bits, windows, and empty pieces."""
-        kinds = names & {"marked_delta", "marked_col", "ends"}
-        A = self.with_wide_columns() if len(kinds) > 1 or "marked_col" in kinds else self
+        A = self.with_wide_columns() if "marked_col" in names else self
         if "windows" in names and A.col_base is not None:
             begins = A.col_base[:, None] + SPAN * jnp.arange(WINDOWS, dtype=jnp.int32)
             A = dataclasses.replace(A, col_base=None, windows=begins.reshape(-1))
@@ -189,12 +176,11 @@ class CSR5(ByEntries):
         return dataclasses.replace(A, long_rows=jnp.zeros(0, jnp.int32), piece_ptr=jnp.zeros(1, jnp.int32))
 
     def with_wide_columns(self) -> Self:
-        """The same storage by rows, with columns of 32 bits."""
+        """The same storage with columns of 32 bits."""
         if self.marked_col is not None:
             return self
-        values, arrays = self.tiles.by_rows(self.values[None], self._arrays)
-        narrow = dict.fromkeys(("marked_delta", "col_base", "windows", *csr5_tiles.BY_COLUMN))
-        return dataclasses.replace(self, values=values[0], **narrow, marked_col=arrays["marked_col"])
+        narrow = dict.fromkeys(("marked_delta", "col_base", "windows"))
+        return dataclasses.replace(self, **narrow, marked_col=marked(jnp, *self.tiles.columns(self._arrays)))
 
     @classmethod
     def from_csr(
@@ -205,7 +191,6 @@ class CSR5(ByEntries):
         tile_shape: tuple[int, int] | None = None,
         hot: int = 0,
         keep_sums: bool = False,
-        by_column: bool = False,
     ) -> Self:
         """Distributes the entries over the tiles.
 
@@ -219,13 +204,9 @@ class CSR5(ByEntries):
           keep_sums: on a GPU with Mosaic, the block of a tile keeps the sums of a product with one vector in shared
             memory, which leaves less L1 cache, and writes them together, if no tile has more than 4,096 rows. This
             pays where rows are short and x is mostly read from the L2 cache.
-          by_column: whether the entries of a tile lie by column, where neighbouring columns are near enough. On a GPU
-            with Mosaic a product with one vector then reads a sector of x once for each tile. This pays where rows of a
-            tile share many sectors, of which the L1 cache holds few. Other products put the tiles in order first.
         """
-        for name, flag in (("keep_sums", keep_sums), ("by_column", by_column)):
-            if not isinstance(flag, bool | np.bool_):
-                raise TypeError(f"{name} must be True or False; got {flag!r}")
+        if not isinstance(keep_sums, bool | np.bool_):
+            raise TypeError(f"keep_sums must be True or False; got {keep_sums!r}")
         hot = min(building.positive("hot", hot, "column", least=0), csr.shape[1])
         if tile_shape is None:
             shape, segments = csr5_tiles.tiled(csr, bool(keep_sums))
@@ -236,7 +217,7 @@ class CSR5(ByEntries):
         size, n_tiles = lanes * depth, segments.tiles(lanes * depth)
         building.check_memory(cls.name, n_tiles * size, csr, target, index=4 + 4 / depth)
         order, csr = csr5_tiles.hot_first(csr, hot)
-        dealt = csr5_tiles.arrays_of(csr, segments, n_tiles, shape, target.dtype, by_column)
+        dealt = csr5_tiles.arrays_of(csr, segments, n_tiles, shape, target.dtype)
         values, most_rows, most_hops, index = dealt
         index |= {"long_rows": segments.cut, "piece_ptr": segments.piece_ptr, "col_order": order}
         sizes = {
@@ -244,7 +225,7 @@ class CSR5(ByEntries):
             "tile_rows": csr5_tiles.rounded(int(most_rows)) if keep_sums else 0,
             "most_hops": max(csr5.MOST_TRIPS, 1 << (int(most_hops) - 1).bit_length()),  # kernels tell no others apart
         }
-        layout = {"tile_shape": shape, "hot": hot, "keep_sums": bool(keep_sums), "by_column": bool(by_column)}
+        layout = {"tile_shape": shape, "hot": hot, "keep_sums": bool(keep_sums)}
         return building.made(cls, csr, target, values, **index, **sizes, **layout)
 
     @classmethod
@@ -271,9 +252,9 @@ class CSR5(ByEntries):
             index = (2 if held else 4) * places + 4 * n_tiles * (lanes + 1 + min(held, default=0))
             index += (8 * n_cut + 4 if n_cut else 0) + (4 * n_cols if hot else 0)
             words = f"the {hot} most used columns first" if hot else f"columns in {16 if held else 32} bits"
-            storage = Storage(
+            yield Storage(
                 cls.name,
-                {"tile_shape": (lanes, depth), "hot": hot, "keep_sums": keep_sums, "by_column": False},
+                {"tile_shape": (lanes, depth), "hot": hot, "keep_sums": keep_sums},
                 round(places * pattern.itemsize + index),
                 places,
                 depth // 8 + 2 + (held == [WINDOWS]),  # for the heads, and for where a window begins
@@ -286,17 +267,6 @@ class CSR5(ByEntries):
                 copied=n_cols if hot else 0,
                 words=(words, "sums written together") if keep_sums else (words,),
             )
-            yield storage
-            if not keep_sums:
-                continue
-            near, misses = pattern.misses(WINDOW), pattern.misses(rows)
-            even = near >= UNHELD and pattern.missed_beside(L1_ROWS, hottest) > SHARED
-            if even and misses <= near * SHARED and lanes * depth * number <= LAUNCH.most_shared:
-                more = 2 * places - 4 * n_tiles * held[0] if held else 0
-                more += 4 * n_tiles * (depth + lanes * -(-depth // 32))
-                layout, words = storage.layout | {"by_column": True}, ("entries of a tile by column", storage.words[1])
-                nbytes, misses = storage.nbytes + more, misses / near  # by hand: so the times fit
-                yield dataclasses.replace(storage, layout=layout, nbytes=nbytes, misses=misses, words=words)
 
 
 def _with_pieces(

@@ -12,14 +12,13 @@ from jaxsparse_fmt._types import Csr, CsrArrays, index_dtype, pytree
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.kernels.backends.tuning import LAUNCH
 from jaxsparse_fmt.kernels.layout.address import expand_ptr, take
-from jaxsparse_fmt.kernels.layout.tiles import MARK, NARROW_PADDING, SPAN, WIDE_MARK, WINDOWS, in_turn, marked, words
+from jaxsparse_fmt.kernels.layout.tiles import MARK, NARROW_PADDING, SPAN, WINDOWS, in_turn, marked
 
 LANES, ENTRIES = (128, 256, 512, 1024), (8, 16, 32, 64, 128)
 CUT = 32  # a row continues in pieces beyond this part of a tile
 MOST_PART = 16  # unless no row is longer than this part of a tile,
 SPARE = 2**19  # or than half of one, and about so many places stay unused: a GPU reads them while it starts a kernel
 SHORT = 10  # mean entries of a row, below which a lane takes few entries
-BY_COLUMN = ("column_place", "step_base", "ends")  # arrays of tiles whose entries lie by column
 KEPT_ROWS = LAUNCH.most_kept * 2 // 3  # mean rows of a tile that keeps sums, so that hardly any tile has too many
 GROWN = 2**15  # places to which a tile may grow
 MANY_TILES = 200  # enough to keep a large GPU busy
@@ -170,7 +169,7 @@ def _by_use(xp: Any, indices: Any, n_cols: int, hot: int) -> tuple[Any, Any]:
 
 
 def arrays_of(
-    csr: Csr, segments: Segments, n_tiles: int, shape: tuple[int, int], dtype: np.dtype, by_column: bool
+    csr: Csr, segments: Segments, n_tiles: int, shape: tuple[int, int], dtype: np.dtype
 ) -> tuple[Any, Any, Any, dict[str, Any]]:
     """`values`, the most rows and hops of a tile, and the index arrays of the tiles by name."""
     xp = building.namespace(csr.data)
@@ -179,12 +178,7 @@ def arrays_of(
     if csr.nnz == 0:  # an entry to read where rows have none
         csr = CsrArrays(xp.zeros(1, dtype), xp.zeros(1, np.int32), csr.indptr, csr.shape)
     values, col, last, lane_row, hops, most_rows, most_hops = _dealt(xp, csr, segments, n_tiles, shape, dtype)
-    *by_column_arrays, fit = _by_column(xp, values, col, last, shape, csr.shape[1]) if by_column else [False]
-    if fit:
-        values, *arrays = by_column_arrays
-        index: dict[str, Any] = dict(zip(BY_COLUMN, arrays, strict=True))
-    else:
-        index = _narrowed(xp, col, last, n_tiles, csr.shape[1])
+    index = _narrowed(xp, col, last, n_tiles, csr.shape[1])
     return values, most_rows, most_hops, {"lane_row": lane_row, "hops": hops, **index}
 
 
@@ -243,21 +237,6 @@ def _dealt(xp: Any, csr: Csr, segments: Segments, n_tiles: int, shape: tuple[int
 def _searched(xp: Any, rising: Any, numbers: Any) -> Any:
     """The first place of `rising` that holds each number or more, for few numbers of many."""
     return xp.searchsorted(rising, numbers, **({} if xp is np else {"method": "scan_unrolled"}))
-
-
-@building.on_either(4, 5)
-def _by_column(xp: Any, values: Any, col: Any, last: Any, shape: tuple[int, int], n_cols: int) -> tuple[Any, ...]:
-    """[n_stored] values by column; `column_place`, `step_base` and `ends`; and whether the columns fit."""
-    (lanes, depth), size = shape, math.prod(shape)
-    values, col = values.reshape(-1, size), col.reshape(-1, size)
-    order = xp.argsort(col, axis=1, stable=True).astype(np.int32)
-    values, col = (xp.take_along_axis(a, order, axis=1) for a in (values, col))
-    base = col[:, ::lanes]
-    delta, live, bits = col - xp.repeat(base, lanes, axis=1), col < n_cols, size.bit_length() - 1
-    code = xp.where(live, delta << bits | order, order | np.int32(WIDE_MARK))
-    ends = words(xp, last.reshape(-1, depth, lanes)).view(np.int32)
-    fit = xp.where(live, delta, 0).max() < 2 ** (31 - bits)
-    return *(a.reshape(-1) for a in (values, code, base, ends)), fit
 
 
 def _narrowed(xp: Any, col: Any, last: Any, n_tiles: int, n_cols: int) -> dict[str, Any]:

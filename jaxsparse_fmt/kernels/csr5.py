@@ -5,10 +5,6 @@ these sums, in order; where they are many, rounds first make each head the sum o
 so on. A row never leaves its tile, so every run gives the same bits. The kernel stores each sum in y when it is
 complete, or keeps the sums in shared memory (`kept_rows`) and writes them together.
 
-Of a tile that lies by column, a block first stores the products in shared memory, at their places by rows. For several
-right-hand sides, or where shared memory has no room for the products, `order_kernel` puts the tiles in the order of
-rows before. XLA does that where shared memory has no room for a tile, where the dialect has none, and for a batch.
-
     values      [b, n_stored]
     x           [b, n_cols, p]
     y, pieces   [b, n_rows − n_pieces, p], [b, n_pieces, p]: the last rows may be pieces of others, whose sums the
@@ -51,21 +47,14 @@ def product(
 ) -> tuple[Array, Array]:  # [b, n_rows - n_pieces, p], [b, n_pieces, p]
     """A·x, of rows and of pieces, one block a tile."""
     (batch, _, p), dtype, n_rows, n_pieces = x.shape, jnp.result_type(values, x), tiles.shape[0], tiles.n_pieces
-    acc, size = accumulator(dtype), tiles.lanes * tiles.entries
-    if "ends" in arrays and selection.is_pallas(backend):
-        room = tuning.LAUNCH.most_shared // size if selection.shares_memory(backend) else 0  # bytes for each entry
-        if p > 1 or jnp.dtype(acc).itemsize > room:
-            moved = _ordered if len(values) == 1 and values.dtype.itemsize + 4 <= room else None
-            values, arrays = tiles.by_rows(values, arrays, moved)
-            if room and p > 1:  # Triton, which loads several right-hand sides at once, even if Mosaic GPU was named
-                backend = selection.resolve("auto", "cuda")
+    acc = accumulator(dtype)
     block_columns, shares = min(p, tuning.LAUNCH.columns_alone), selection.shares_memory(backend)
     n_heads = tiles.lanes * (block_columns if shares else batch * tiles.n_tiles * p)
     backend = supported(backend, values, x, size=max(batch * n_rows * p, n_heads))
     if not selection.is_pallas(backend):
         return product_reference(values, x, arrays, tiles=tiles)
     keeps = p == 1 and tiles.kept_rows > 0 and shares
-    block = tuning.tile_block(tiles.lanes, p, (keeps and "ends" not in arrays) * jnp.dtype(acc).itemsize)
+    block = tuning.tile_block(tiles.lanes, p, keeps * jnp.dtype(acc).itemsize)
     kernel = functools.partial(
         tiles_kernel,
         tiles=tiles,
@@ -80,7 +69,6 @@ def product(
     if n_pieces:
         outputs["pieces"] = jax.ShapeDtypeStruct((batch * n_pieces * p,), dtype)
     scratch = {"kept": tiles.kept_rows + tiles.lanes} if keeps else {"heads": n_heads}
-    scratch |= {"products": size} if "ends" in arrays else {}
     y, *pieces = launch.launch(
         kernel,
         backend,
@@ -94,55 +82,12 @@ def product(
     return y.reshape(batch, n_rows - n_pieces, p), pieces.reshape(batch, n_pieces, p)
 
 
-def _ordered(tiles: Tiles, values: Array, arrays: Arrays) -> tuple[Array, Array]:
-    """The values [1, n_stored] and columns of tiles that lie by column, in the order of rows."""
-    of = lambda n: [jax.ShapeDtypeStruct((n,), dtype) for dtype in (values.dtype, jnp.int32)]  # noqa: E731
-    address_dtype = index_dtype(pairs.reals(values.dtype) * values.size)
-    moved, cols = launch.launch(
-        functools.partial(order_kernel, tiles=tiles, address_dtype=address_dtype),
-        "mosaic",
-        block=tuning.tile_block(tiles.lanes, 1),
-        blocks=tiles.n_tiles,
-        inputs={"values": values[0]} | {name: arrays[name] for name in ("column_place", "step_base", "ends")},
-        outputs=dict(zip(("moved", "cols"), of(tiles.n_stored), strict=True)),
-        scratch=dict(zip(("own", "own_cols"), of(tiles.lanes * tiles.entries), strict=True)),
-    )
-    return moved[None], cols
-
-
 def product_reference(values, x, arrays: Arrays, *, tiles: Tiles) -> tuple[Array, Array]:
     """`product` in plain jnp."""
     row, col, _ = tiles.places(arrays)
     y = coordinates.product_reference(values, x, row, col, n_rows=tiles.shape[0], n_cols=tiles.shape[1])
     n_own = tiles.shape[0] - tiles.n_pieces
     return y[:, :n_own], y[:, n_own:]
-
-
-def order_kernel(d, *, tiles: Tiles, address_dtype, values, moved, cols, own, own_cols, **arrays):
-    """Moves the entries of a tile that lies by column to their places by rows."""
-    tile, everywhere, at_once = d.program_id(), d.lanes() < d.rows, 8
-    start = tile.astype(address_dtype) * (tiles.lanes * tiles.entries)
-    decoded = tiles.decoder(d, arrays, tile)
-
-    def places(t):
-        return [(t * jnp.int32(at_once) + jnp.int32(u)) * jnp.int32(tiles.lanes) + d.lanes() for u in range(at_once)]
-
-    def read(t, _):
-        loaded = [d.load(values, start + place, once=True) for place in places(t)]
-        for value, (col, live, by_rows) in zip(loaded, decoded(places(t), t), strict=True):
-            d.store(own, by_rows, value, everywhere)
-            d.store(own_cols, by_rows, jnp.where(live, col, jnp.int32(tiles.shape[1])), everywhere)
-        return ()
-
-    def write(t, _):
-        for place in places(t):
-            d.store(moved, start + place, d.load(own, place), everywhere)
-            d.store(cols, start + place, d.load(own_cols, place), everywhere)
-        return ()
-
-    for trip in (read, write):
-        lax.fori_loop(jnp.int32(0), jnp.int32(tiles.entries // at_once), trip, ())
-        d.barrier()
 
 
 def tiles_kernel(
@@ -162,7 +107,6 @@ def tiles_kernel(
     # pieces     [b·n_pieces·p], out
     # heads      [b·n_tiles·p·lanes], scratch; of one block [block_columns·lanes] where lanes share memory
     # kept       [kept_rows + lanes], scratch there instead
-    # products   [lanes·entries], scratch there too, if the tile lies by column
     # piece_ptr  [n_long + 1]
 ):
     lane_row, pieces, kept = arrays["lane_row"], arrays.get("pieces"), arrays.get("kept")
@@ -197,44 +141,28 @@ def tiles_kernel(
         sums_of = _KeptSums(d, put, begins, kept, rows, C)
 
     def multiplied(t):
-        """The products of a trip, each with whether a row ends there, or its place by rows in a tile by columns."""
+        """The products of a trip, each with whether a row ends there."""
         places = [(t * jnp.int32(unroll) + jnp.int32(u)) * jnp.int32(C) + lane for u in range(unroll)]
-        loaded = decoded(places, t)
+        loaded = decoded(places)
         start = batch * tiles.n_stored + tile.astype(address_dtype) * (C * tiles.entries)
         vals = [d.load(values, start + place, once=True) for place in places]
         gathered = []
         for col, live, _ in loaded:
             base = (batch * n_cols + col.astype(address_dtype)) * p
             gathered.append(pack.load(d, x, base, of_p, live))
-        for v, xs, (_, _, of_rows) in zip(vals, gathered, loaded, strict=True):
+        for v, xs, (_, _, last) in zip(vals, gathered, loaded, strict=True):
             v = pack.beside(widened(v, acc))
-            yield (v * widened(xq, acc) for xq in xs), of_rows
-
-    def multiply(t, _):
-        for (product,), place in multiplied(t):
-            d.store(arrays["products"], place, product, lane < d.rows)
-        return ()
-
-    def stored(t):
-        step, words = t * jnp.int32(unroll), jnp.int32(-(-tiles.entries // 32))
-        word = (tile * words + lax.div(step, jnp.int32(32))) * jnp.int32(C) + lane
-        ends = d.load(arrays["ends"], word) >> lax.rem(step, jnp.int32(32))
-        for u in range(unroll):
-            product = d.load(arrays["products"], (step + jnp.int32(u)) * jnp.int32(C) + lane)
-            yield (product,), ends >> jnp.int32(u) & jnp.int32(1) > 0
+            yield (v * widened(xq, acc) for xq in xs), last
 
     def trip(t, carry):
         sums, state = carry
-        for products, last in stored(t) if "products" in arrays else multiplied(t):
+        for products, last in multiplied(t):
             sums = tuple(s + product for s, product in zip(sums, products, strict=True))
             state = sums_of.ended(state, sums, last)
             sums = tuple(where(pack.beside(last), jax.tree.map(jnp.zeros_like, s), s) for s in sums)
         return sums, state
 
     trips = jnp.int32(tiles.entries // unroll)
-    if "products" in arrays:
-        lax.fori_loop(jnp.int32(0), trips, multiply, ())
-        d.barrier()
     sums, state = lax.fori_loop(jnp.int32(0), trips, trip, (zero, sums_of.begin(zero)))
     row, is_open = sums_of.store_heads(state, sums)
     d.barrier()

@@ -22,7 +22,6 @@ LAYOUTS = {
     "hyb": {"width": 2},
     "csr5": {"tile_shape": (128, 8), "hot": 0},
     "csr5, hot": {"tile_shape": (128, 8), "hot": 4},
-    "csr5, by column": {"tile_shape": (128, 8), "by_column": True},
 }
 
 

@@ -67,7 +67,6 @@ REFUSED = [
     ("csr5", {"slice_size": 8}, ValueError, "format 'csr5' has no layout option 'slice_size'; it has: tile_shape, hot"),
     ("csr5", {"hot": -1}, ValueError, "hot must be at least 0 columns; got -1"),
     ("csr5", {"keep_sums": 1}, TypeError, "keep_sums must be True or False; got 1"),
-    ("csr5", {"by_column": "yes"}, TypeError, "by_column must be True or False; got 'yes'"),
     ("ellrt", {"threads_per_row": "2"}, ValueError, "threads_per_row must be one of 1, 2, 4, 8, 16, 32; got '2'"),
     ("pellr", {"lengths_per": "block"}, ValueError, "lengths_per must be 'row' or 'warp'; got 'block'"),
     ("hyb", {"width": "half"}, ValueError, "width must be a number of columns, 'third' or 'mean'; got 'half'"),

@@ -1,6 +1,5 @@
 """CSR5: entries dealt out to the lanes of tiles, rows that end anywhere in them, and rows too long for them."""
 
-import dataclasses
 import functools
 
 import numpy as np
@@ -89,32 +88,13 @@ def test_products_and_entries_are_scipys_whatever_lanes_and_tiles_rows_end_in(na
     assert (A.to_scipy() != S).nnz == 0
 
 
-@pytest.mark.parametrize("options", [{}, {"hot": 50}, {"by_column": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"hot": 50}], ids=str)
 @pytest.mark.parametrize("name", ["wide", "meshed"])
 def test_host_and_device_convert_alike(name, options):
     there = jsf.from_scipy(MATRICES[name], "csr")
     csr = there.csr_arrays()
     got = build(csr, "csr5", Target(there.dtype), tile_shape=TILE, **options)
     assert_same_storage(got, made(name, **options))
-
-
-@pytest.mark.parametrize("name", few(MATRICES, 3))
-def test_a_tile_by_column_has_rising_columns_and_the_same_entries(name):
-    S, A, by_rows = MATRICES[name], made(name, by_column=True), made(name)
-    assert A.ends is not None and A.marked_col is None and A.marked_delta is None
-    assert np.all(np.diff(A.tiles.columns(A._arrays)[0].reshape(A.tiles.n_tiles, -1)) >= 0)
-    assert_same_storage(A.with_wide_columns(), dataclasses.replace(by_rows.with_wide_columns(), by_column=True))
-    assert (A.to_scipy() != S).nnz == 0
-
-
-@pytest.mark.parametrize(("span", "fits"), [(2**21 - 1, True), (2**21, False)])
-def test_columns_too_far_apart_for_an_order_by_column_lie_by_rows(span, fits):
-    """A place in a tile of 2¹⁰ leaves 21 bits for the columns of a step."""
-    S = sp.csr_array(([1.0, 2.0, 3.0], [5, 7, 5 + span], [0, 2, 3]), (2, 2**22))
-    A = jsf.from_scipy(S, "csr5", tile_shape=TILE, by_column=True)
-    assert (A.ends is not None) == fits == (A.windows is None) and A.layout["by_column"]
-    np.testing.assert_array_equal(A.to_scipy().data, S.data)
-    np.testing.assert_array_equal(A.to_scipy().indices, S.indices)
 
 
 def test_eight_lanes_that_hold_one_row_read_neighbours_of_x_together():
@@ -157,12 +137,6 @@ def test_one_vector_is_summed_in_shared_memory_where_sums_are_kept(p, keep, dial
         assert A.layout["keep_sums"] == keep and (A.tiles.kept_rows > 0) == (keep and n_rows == 3000)
 
 
-@pytest.mark.parametrize(("p", "dialects"), [(None, {"mosaic"}), (3, {"mosaic", "triton"})])
-def test_tiles_by_column_go_through_shared_memory(p, dialects):
-    """Products of one vector; for several the entries first."""
-    assert kernels(made("wide", by_column=True), np.ones(N_COLS if p is None else (N_COLS, p))) == dialects
-
-
 def kernels(A, x) -> set[str]:
     text = lowered(lambda A, x: A @ x, A, x)
     return {dialect for dialect, signature in SIGNATURES.items() if signature in text}
@@ -196,9 +170,7 @@ def test_narrow_and_wide_columns_give_the_same_bits():
 
 
 @pytest.mark.parametrize("backend", ["interpret", "xla"])
-@pytest.mark.parametrize(
-    ("name", "options"), [("wide", {}), ("wide", {"hot": 50}), ("wide", {"by_column": True}), ("long", {})], ids=str
-)
+@pytest.mark.parametrize(("name", "options"), [("wide", {}), ("wide", {"hot": 50}), ("long", {})], ids=str)
 def test_poison_reaches_exactly_the_rows_that_read_it(name, backend, options):
     """First where nothing is read: the first and last columns, and those beside the least of a tile."""
     S, x = MATRICES[name], np.ones(N_COLS)

@@ -168,7 +168,6 @@ SHARED = [
     Layout("csr"),
     *TILES,
     Layout("csr5", (("tile_shape", (512, 32)), ("hot", 1000))),
-    Layout("csr5", (("tile_shape", (512, 32)), ("by_column", True))),
     Layout("ellr", (("threads_per_row", 4),)),
     Layout("ellrt", (("threads_per_row", 8),)),
     Layout("biell"),

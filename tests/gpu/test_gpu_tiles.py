@@ -17,7 +17,6 @@ pytestmark = pytest.mark.gpu
 MORE_TILES = [
     Layout("csr5", (("tile_shape", (1024, 8)),)),
     Layout("csr5", (("tile_shape", (128, 8)), ("keep_sums", True))),  # cut, and kept
-    Layout("csr5", (("tile_shape", (128, 8)), ("keep_sums", True), ("by_column", True))),
 ]
 N_ROWS, N_COLS = 5000, 1_000_000
 SLOTS = np.arange(150)  # of numbers that rows read, and the columns that these have
@@ -47,9 +46,8 @@ def test_narrow_and_wide_columns_give_the_same_bits_in_every_run(layout, dtype, 
     x = jnp.asarray(x, dtype)
     for kind, S in near_and_far().items():
         A = layout.of(S, dtype=dtype, backend=dialect)
-        stored = {name for name in ("col_base", "windows", "marked_col", "ends") if getattr(A, name) is not None}
-        by_rows = {"narrow": "col_base", "meshed": "windows", "wide": "marked_col"}
-        assert stored == {"ends" if dict(layout.options).get("by_column") else by_rows[kind]}
+        stored = {name for name in ("col_base", "windows", "marked_col") if getattr(A, name) is not None}
+        assert stored == {{"narrow": "col_base", "meshed": "windows", "wide": "marked_col"}[kind]}
         assert (A.long_rows is not None) == (dict(layout.options)["tile_shape"] == (128, 8))
         results += [np.asarray(product(A, x)) for _ in range(3)]
         assert_close(results[-1], S @ wide(x), longest_sum(S, x), dtype)

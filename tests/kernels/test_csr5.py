@@ -131,12 +131,9 @@ def launch_checked(kernel, backend, *, block, blocks, inputs, outputs, scratch):
     few(
         [
             ("narrow", np.float64, 1, 5, {}),
-            ("wide", np.float64, 2, 1, {"by_column": True}),
-            ("wide", np.float64, 1, 3, {"by_column": True}),  # in the order of rows first
             ("wide", np.float64, 1, 10, {}),
             ("narrow", np.float64, 2, 10, {}),  # blocks of 8 columns and of 2, whose heads lie side by side
             ("long, but not cut", np.float32, 1, 1, {}),  # rounds of four lanes
-            ("long, but not cut", np.float32, 1, 1, {"by_column": True, "keep_sums": False}),
         ],
         3,
     ),
@@ -168,9 +165,6 @@ def lying(
     arrays = {"lane_row": huge(n_tiles * lanes, dtype=jnp.int32), "hops": huge(n_tiles, dtype=jnp.int32)}
     if kind == "wide":
         arrays |= {"marked_col": huge(n_stored, dtype=jnp.int32)}
-    elif kind == "by column":
-        sizes = {"column_place": n_stored, "step_base": n_tiles * entries, "ends": n_tiles * lanes}
-        arrays |= {name: huge(n, dtype=jnp.int32) for name, n in sizes.items()}
     else:
         begins = {"col_base": n_tiles} if kind == "narrow" else {"windows": n_tiles * WINDOWS}
         arrays |= {name: huge(n, dtype=jnp.int32) for name, n in begins.items()}
@@ -196,7 +190,7 @@ def test_the_kernel_lowers_for_cuda(kind, dialect, tile_shape, dtype, p):
 
 
 @pytest.mark.parametrize(("tile_shape", "dtype"), [((128, 8), jnp.bfloat16), ((512, 32), jnp.float64)], ids=str)
-@pytest.mark.parametrize("kind", [*KINDS, "by column"])
+@every_kind
 def test_the_kernel_that_keeps_its_sums_lowers_for_cuda(kind, tile_shape, dtype):
     lie, arrays = lying(kind, tile_shape, 4, kept_rows=1536)
     lie, piece_ptr = dataclasses.replace(lie, n_pieces=7), huge(8, dtype=jnp.int32)
@@ -205,24 +199,6 @@ def test_the_kernel_that_keeps_its_sums_lowers_for_cuda(kind, tile_shape, dtype)
         return csr5.product(values, x, arrays, tiles=lie, backend="mosaic", piece_ptr=piece_ptr)
 
     assert kernels_in(lowered(product, *asked(lie, dtype, 1, batch=2), arrays, piece_ptr), "mosaic") == 1
-
-
-@pytest.mark.parametrize(
-    ("dtype", "in_kernel"), [(jnp.float64, True), (jnp.bfloat16, True), (jnp.complex64, True), (jnp.complex128, False)]
-)
-def test_several_columns_by_tiles_by_column_go_through_shared_memory_if_it_has_room(dtype, in_kernel):
-    lie, arrays = lying("by column", (512, 32), 4)
-    text = lowered(functools.partial(csr5.product, tiles=lie, backend="mosaic"), *asked(lie, dtype, 5), arrays)
-    assert text.count(f"@{SIGNATURES['mosaic']}") == in_kernel and text.count(f"@__gpu${SIGNATURES['triton']}") == 1
-
-
-def test_a_tile_of_padding_ends_no_row_whatever_a_kernel_leaves_there():
-    tiles = Tiles((4, 10), 1024, 128, 8)
-    arrays = {"lane_row": jnp.full(128, 4), "step_base": jnp.zeros(8, jnp.int32), "ends": jnp.zeros(128, jnp.int32)}
-    arrays |= {"hops": jnp.zeros(1, jnp.int32), "column_place": jnp.full(1024, -1)}
-    leaves = lambda tiles, values, arrays: (values, jnp.full(1024, -7, jnp.int32))  # noqa: E731
-    _, by_rows = tiles.by_rows(jnp.zeros((1, 1024)), arrays, leaves)
-    assert by_rows["marked_col"].min() >= 0
 
 
 @every_kind

@@ -19,7 +19,6 @@ class Launch:
     lanes_a_row: int = 8  # the most neighbouring lanes that share a row's right-hand sides; beyond, A is read again
     columns_alone: int = 8  # right-hand sides of a lane where neighbouring lanes do not share them
     most_kept: int = 2**12  # sums that a block keeps in shared memory until it has them all
-    most_shared: int = 3 * 2**16  # bytes of shared memory that a block takes for the entries of a tile
     # Bytes of sums for which a lane of such a block loads entries before it uses the first. By hand: 16 sums of 4 bytes
     # and 8 of 8 bytes were the fastest on most of nine matrices.
     kept_loads: int = 64

@@ -11,13 +11,6 @@ lane writes a sum where the index of an entry has a mark:
                   0x7FFF padding
     windows       [n_tiles·64] int32 instead of `col_base`: where the windows of a tile begin. In a delta 6 bits number
                   the window, and 9 are the place in it.
-
-Or a tile's entries lie by rising column, so that lanes read neighbours of x; "by rows" is their order above:
-
-    column_place  [n_stored] int32: the place by rows in a tile's log₂(lanes·entries) bits, and above them the column
-                  less that of the first of `lanes` places; negative in padding
-    step_base     [n_tiles·entries] int32, the column of the first of every `lanes` places
-    ends          [n_tiles·⌈entries / 32⌉·lanes] int32, a bit for each place by rows: the mark
 """
 
 import dataclasses
@@ -66,9 +59,6 @@ class Tiles:
     def columns(self, arrays: Arrays) -> tuple[Array, Array]:
         """The column of every place (n_cols in padding), and whether it is the last of its row: [n_stored]."""
         n_cols, tile = self.shape[1], self.lanes * self.entries
-        if "ends" in arrays:
-            col, last, place = self._decoded(arrays)
-            return col, take(last, place)
         if "marked_delta" not in arrays:
             return arrays["marked_col"] & COLUMN, arrays["marked_col"] < 0
         narrow = arrays["marked_delta"]
@@ -84,7 +74,7 @@ class Tiles:
         """Row, column (n_cols in padding) and j in the row, of every place: [n_stored] each."""
         n_rows, n_cols = self.shape
         arrays = {name: when_run(a) for name, a in arrays.items()}
-        col, last, by_rows = self._decoded(arrays)
+        col, last = self.columns(arrays)
         shape = (self.n_tiles, self.entries, self.lanes)
         last = last.reshape(shape)
         lane_row = arrays["lane_row"].reshape(self.n_tiles, 1, self.lanes)
@@ -94,61 +84,25 @@ class Tiles:
         index = index_dtype(self.n_stored)
         at = jnp.arange(self.n_stored, dtype=index).reshape(self.n_tiles, self.lanes, self.entries)
         at = jnp.swapaxes(in_turn(jnp, at, jnp.swapaxes(row.reshape(shape), 1, 2)), 1, 2).reshape(-1)
-        if by_rows is not None:
-            row, is_first, at = (take(a, by_rows) for a in (row, is_first, at))
         live = col < n_cols
         begin = jnp.zeros(n_rows, index).at[jnp.where(live & is_first, row, n_rows)]
         begin = begin.set(at, mode="drop", unique_indices=True)  # of each row; atomics for every place would cost more
         row = jnp.minimum(row, n_rows - 1)
         return row, col, jnp.where(live, at - take(begin, row), 0).astype(jnp.int32)
 
-    @property
-    def place_bits(self) -> int:
-        """Bits of a place in a tile."""
-        return (self.lanes * self.entries).bit_length() - 1
-
-    def _decoded(self, arrays: Arrays) -> tuple[Array, Array, Array | None]:
-        """The column of every place, whether each place by rows is the last of its row, and the place by rows of every
-        place; None where they lie by rows.
-        """
-        if "ends" not in arrays:
-            return *self.columns(arrays), None
-        code, bit = arrays["column_place"], jnp.arange(min(self.entries, 32), dtype=jnp.int32)[:, None]
-        tile = jnp.arange(self.n_stored, dtype=index_dtype(self.n_stored)) >> self.place_bits
-        number = lax.iota(jnp.int32, self.n_stored)
-        place = jnp.where(code == -1, number, code) & ((1 << self.place_bits) - 1)  # tiles of padding name no places
-        last = arrays["ends"].reshape(self.n_tiles, -1, 1, self.lanes) >> bit & 1
-        col = jnp.repeat(arrays["step_base"], self.lanes) + (code >> self.place_bits)
-        col = jnp.where(code < 0, self.shape[1], col)
-        return col, last.reshape(-1) > 0, (tile << self.place_bits) + place.astype(tile.dtype)
-
-    def by_rows(self, values: Array, arrays: Arrays, moved: Any = None) -> tuple[Array, Arrays]:
-        """Values [b, n_stored] and arrays of the same tiles by rows, with columns of 32 bits.
-
-        `moved` (tiles, values, arrays) -> (values, columns) moves those of tiles that lie by column; None: XLA does.
-        """
-        col, last, at = self._decoded({name: when_run(a) for name, a in arrays.items()})
-        if at is not None and moved is not None:
-            values, col = moved(self, values, arrays)
-            col &= COLUMN  # tiles of padding name no places, so `moved` leaves any number there
-        elif at is not None:
-            to = lambda a: jnp.zeros_like(a).at[..., at].set(a, unique_indices=True, mode="promise_in_bounds")  # noqa: E731
-            values, col = to(values), to(col)
-        return values, {name: arrays[name] for name in ("lane_row", "hops")} | {"marked_col": marked(jnp, col, last)}
-
     def decoder(self, d: Any, index: Arrays, tile: Any) -> Any:
-        """In a kernel, the function that decodes columns: places of a trip and its number -> (column, whether there is
-        one, whether the entry is the last of its row; or its place by rows).
+        """In a kernel, the function that decodes columns: places of a trip -> (column, whether there is one, whether
+        the entry is the last of its row).
         """
         n_cols, size = self.shape[1], self.lanes * self.entries
         address = index_dtype(self.n_stored)
 
-        def wide(places, _):
+        def wide(places):
             loaded = [d.load(index["marked_col"], own + place, None, n_cols, once=True) for place in places]
             found = [(lax.bitwise_and(c, d.full(COLUMN, jnp.int32)), c < 0) for c in loaded]
             return [(c, c < n_cols, last) for c, last in found]
 
-        def narrow(places, _):
+        def narrow(places):
             base = None if "windows" in index else d.load(index["col_base"], tile)
             low = d.full(NARROW_PADDING, jnp.int32)
             loaded = [d.load(index["marked_delta"], own + place, None, NARROW_PADDING, once=True) for place in places]
@@ -162,16 +116,7 @@ class Tiles:
             cols = [begin + lax.bitwise_and(u, within) for begin, (u, _) in zip(begins, found, strict=True)]
             return [(col, u != NARROW_PADDING, last) for col, (u, last) in zip(cols, found, strict=True)]
 
-        def by_column(places, t):
-            first = tile * jnp.int32(self.entries) + t * jnp.int32(len(places))
-            bases = [d.load(index["step_base"], first + jnp.int32(u)) for u in range(len(places))]
-            loaded = [d.load(index["column_place"], own + place, once=True) for place in places]
-            found = zip(bases, loaded, strict=True)
-            return [(base + (u >> self.place_bits), u >= 0, u & jnp.int32(size - 1)) for base, u in found]
-
         own = tile.astype(address) * size
-        if "ends" in index:
-            return by_column
         return narrow if "marked_delta" in index else wide
 
 
