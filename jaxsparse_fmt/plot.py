@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import scipy.sparse
 
+from jaxsparse_fmt._html import density
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -144,23 +146,6 @@ def convergence(curves: Mapping[str, Any] | Any, ax: Axes | None = None, *, rtol
     if not single or rtol:
         ax.legend(frameon=False, loc="best")
     return ax
-
-
-def density(S: scipy.sparse.csr_array, cells: int = 400) -> np.ndarray:
-    """The fraction of places that hold an entry, in each cell of a coarse grid over the matrix.
-
-    Args:
-      S: without duplicates.
-      cells: the most cells along an axis; a shorter axis gets one cell a row or column.
-
-    Returns:
-      float64 [min(rows, cells), min(columns, cells)], from 0 to 1.
-    """
-    high, wide = (min(n, cells) for n in S.shape)
-    down, across = (np.arange(n) * min(n, cells) // max(n, 1) for n in S.shape)  # the cell of each row and column
-    cell = np.repeat(down * wide, np.diff(S.indptr)) + across[S.indices]
-    entries = np.bincount(cell, minlength=high * wide).reshape(high, wide)
-    return entries / np.outer(np.bincount(down, minlength=high), np.bincount(across, minlength=wide))
 
 
 def _bins(low: int, high: int, mean: float) -> np.ndarray:

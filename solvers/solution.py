@@ -11,6 +11,7 @@ import numpy as np
 from jax import Array
 from jax.core import Tracer
 
+from jaxsparse_fmt import _html
 from jaxsparse_fmt._types import exportable, pytree, standard_promotion
 from solvers.core.space import HERE, length
 from solvers.core.vectors import ratio
@@ -122,7 +123,7 @@ class Outcome:
             cure = "call it on the result that the jitted function returns, or take sol.success inside"
             raise TypeError(f"raise_for_status needs the status as a number, which is traced here: {cure}") from None
         if worst is not Status.CONVERGED:
-            norm, steps = float(jnp.max(getattr(self, self._norm))), int(jnp.max(self.n_iterations))
+            norm, steps = self._worst_norm(), int(jnp.max(self.n_iterations))
             message = self._messages.get(worst, worst.message)
             raise SolverError(worst, f"{worst.name} after {steps} iterations, residual norm {norm:.3g}: {message}")
         return self
@@ -131,11 +132,39 @@ class Outcome:
         """The result itself for `repr`: the dtype and shape of x."""
         return f"x: {jax.tree.map(lambda a: f'{a.dtype}{list(a.shape)}', vars(self)['x'])}"
 
+    def _worst_norm(self) -> float:
+        return float(jnp.max(getattr(self, self._norm)))
+
+    def _repr_html_(self) -> str | None:
+        """For notebooks: status, method, residual and the history as a curve; None, which shows `repr`, in jit."""
+        if isinstance(self.code, Tracer) or not isinstance(self.code, (jax.Array, np.ndarray)):
+            return None
+        one, steps = is_one_number(self.code), np.asarray(self.n_iterations)
+        status = Status(int(self.code)) if one else None
+        told = self._counts() if status is None else status.name
+        told += f": {self._messages.get(status, status.message)}" if status else ""  # not of CONVERGED, which is 0
+        rows = [("status", told)]
+        rows += [("method", method)] if (method := getattr(self, "method", "")) else []
+        rows += [("iterations", f"{int(steps):,}" if one else f"{steps.min():,} to {steps.max():,}")]
+        rows += [
+            (self._norm.removesuffix("s").replace("_", " "), f"{'' if one else 'at most '}{self._worst_norm():.3g}")
+        ]
+        rows += [("result", self._content())]
+        history = getattr(self, "history", None) if one else None
+        return _html.table(type(self).__name__, rows, "" if history is None else _html.sparkline(history))
+
+    def _counts(self) -> str:
+        """The statuses of several solves, the most frequent first: `3 CONVERGED, 1 MAXITER`."""
+        codes, counts = np.unique(np.asarray(self.code), return_counts=True)
+        return ", ".join(f"{counts[i]} {Status(int(codes[i])).name}" for i in np.argsort(-counts, kind="stable"))
+
     def __repr__(self) -> str:
         name = type(self).__name__
-        if not is_one_number(self.code):
+        if not isinstance(self.code, (jax.Array, np.ndarray)) or isinstance(self.code, Tracer):
             return f"{name}(status: {self.code}, {self._content()})"
-        norm = f"{self._norm.removesuffix('s')}={float(jnp.max(getattr(self, self._norm))):.3g}"
+        if not is_one_number(self.code):
+            return f"{name}({self._counts()}, {self._content()})"
+        norm = f"{self._norm.removesuffix('s')}={self._worst_norm():.3g}"
         return f"{name}({Status(int(self.code)).name}, iterations={self.iterations}, {norm}, {self._content()})"
 
 

@@ -10,7 +10,7 @@ from tests.process import ROOT, printed
 
 # A line may import what stands in a line above it; modules of one folder import each other, without circles.
 FLOORS = (
-    "_types _version _late commands",
+    "_types _version _late _html commands",
     "io kernels models gallery",
     "core",
     "formats",
@@ -84,7 +84,9 @@ SOLVERS_ALLOWED = {
     },
     "solvers.lineax": {"lineax", "equinox"},
 }
-OPERATOR = {f"jaxsparse_fmt.{name}" for name in ("_types", "core.mesh_axes", "core.basis", "core.vector_passes")}
+OPERATOR = {
+    f"jaxsparse_fmt.{name}" for name in ("_types", "_html", "core.mesh_axes", "core.basis", "core.vector_passes")
+}
 # Imported where they are used, so that `import jaxsparse_fmt` and `import solvers` do not pay for them.
 LAZY = ("rich", "matplotlib", "pyamg", "jax.experimental", "jax._src", "numba", "llvmlite")
 # Modules that are themselves imported so, inside functions of their neighbours.

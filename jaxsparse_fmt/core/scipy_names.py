@@ -10,10 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jaxsparse_fmt._types import Array, as_floating, check_keeps_imaginary, owned, requested_dtype
+from jaxsparse_fmt import _html
+from jaxsparse_fmt._types import Array, as_floating, check_keeps_imaginary, owned, readable_bytes, requested_dtype
 
 # What makes matrices of matrices on one device, by name; `algebra/operations.py` fills it.
 OPERATORS: dict[str, Callable[..., Any]] = {}
+# Entries of a matrix beyond which a notebook shows no picture of it, which needs the pattern on the host.
+MOST_DRAWN = 5_000_000
 
 
 class ScipyNames:
@@ -214,6 +217,25 @@ class OnOneDevice(ScipyNames):
     row_ids: Any
     col_ids: Any
     with_data: Any
+    to_scipy: Any
+
+    def _repr_html_(self) -> str | None:
+        """For notebooks: sizes, format and a picture of the pattern; None, which shows `repr`, inside a trace."""
+        A: Any = getattr(self, "A", self)
+        leaves = jax.tree.leaves(A)
+        if not all(isinstance(leaf, jax.Array | np.ndarray) and not isinstance(leaf, Tracer) for leaf in leaves):
+            return None
+        if A.values.ndim != 1 or not A._has_pattern:
+            return None
+        (rows, cols), (name, *remarks) = self.shape, A._described
+        options = ", ".join(f"{k}={v}" for k, v in A.layout.items())
+        facts = [
+            ("entries", f"{A.nnz:,}, {A.nnz / max(rows * cols, 1):.2g} of all places"),
+            ("format", ", ".join(filter(None, (name, options, *remarks)))),
+            ("stored", f"{readable_bytes(A.nbytes)} as {jnp.dtype(A.dtype).name}, {1 - A.fill:.0%} padding"),
+        ]
+        title = f"{'transposed ' if A is not self else ''}sparse matrix {rows:,} × {cols:,}"
+        return _html.table(title, facts, _html.spy(self.to_scipy()) if A.nnz <= MOST_DRAWN else "")
 
     def _combined(self, operation: str, other: Any, f: Callable[[Array, Array], Array]) -> Any:
         return OPERATORS["combined"](operation, self, other, f)
