@@ -64,11 +64,15 @@ def minres(A: Any, b: Any, x0: Any = None, **settings: Unpack[Settings]) -> Solu
 
 
 def start(space: Space, A: Map, M: Map, r: Array, last: None) -> Work:
-    z, zero = M(r), jnp.zeros_like(r)
-    squared = space.dot(r, z)
+    z, zero, v = M(r), jnp.zeros_like(r), space.probe(r)
+    Mv = M(v)
+    q = A(Mv)
+    squared, before, after = space.sum(dot(r, z), dot(v, Mv), dot(q, M(q)))
     one, none = jnp.ones_like(squared), jnp.zeros_like(squared)
-    numbers = squared, one, jnp.sqrt(squared), one, none, one, none
-    return Work(zero, r, r, z, zero, zero, zero, *numbers, zero, jnp.inf * one, none, none, none)
+    # The size of A by a vector without a pattern: r may be a null vector, of which rounding alone is left.
+    A_norm = jnp.sqrt(jnp.abs(ratio(after, before)))
+    numbers = squared, jnp.where(squared == 0, 1, jnp.abs(squared)), jnp.sqrt(squared), one, none, one, none
+    return Work(zero, r, r, z, zero, zero, zero, *numbers, zero, jnp.inf * one, A_norm, none, none)
 
 
 def step(space: Space, A: Map, M: Map, work: Work) -> tuple[Work, Array, Array]:
@@ -96,7 +100,7 @@ def step(space: Space, A: Map, M: Map, work: Work) -> tuple[Work, Array, Array]:
         (~jnp.isfinite(squared) | ~jnp.isfinite(delta) & (squared > 0), Status.NON_FINITE),
         (squared < -eps * squared_last, Status.NOT_POSITIVE_DEFINITE),  # M is not
         (squared <= 0, Status.BREAKDOWN),
-        ((left <= ROUNDING * eps) | is_singular(work) & (least <= jnp.sqrt(eps)), Status.LEAST_SQUARES),
+        ((left <= ROUNDING * eps) | is_singular(work) & (least <= ROUNDING * jnp.sqrt(eps)), Status.LEAST_SQUARES),
         ((a1 == 0) | is_singular(work), Status.BREAKDOWN),
     )
     numbers = squared_new, squared, eta_new, c_new, s_new, c, s

@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
 from solvers import Status, minres
@@ -83,6 +84,26 @@ def test_is_a_shifted_matrix_solved_where_the_shift_is_no_eigenvalue():
     assert between.status is Status.CONVERGED
     np.testing.assert_allclose(between.x, np.linalg.solve(np.asarray(A) - 0.45 * np.eye(N), b), rtol=1e-5, atol=1e-7)
     assert minres(lambda v: A @ v - 0.5 * v, b, rtol=1e-9).status is Status.LEAST_SQUARES
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_is_a_grid_without_boundary_values_solved_in_the_sense_of_least_squares(dtype):
+    """x is zero where b is a null vector: A·b is zero in the first case, and rounding in the second."""
+    ends = sp.diags_array([1.0, *[2.0] * 18, 1.0]) - sp.eye_array(20, k=1) - sp.eye_array(20, k=-1)
+    S = sp.csr_array(sp.kronsum(ends, ends))
+    d = np.random.default_rng(0).uniform(0.5, 2, 400)
+    for scale in (np.ones(400), d):
+        A = jsf.from_scipy(sp.csr_array(sp.diags_array(1 / scale) @ S @ sp.diags_array(1 / scale)).astype(dtype), "csr")
+        sol = minres(A, jnp.asarray(scale, dtype))
+        assert sol.status is Status.LEAST_SQUARES and sol.iterations == 0 and not np.any(sol.x)
+        sol = minres(A, jnp.asarray(np.cos(np.arange(400)) + 0.5, dtype))
+        assert sol.status is Status.LEAST_SQUARES and np.max(np.abs(sol.x)) < 1e3
+
+
+def test_is_a_tiny_negative_M_named():
+    A = jnp.eye(N)
+    assert minres(A, vector(), M=jnp.full(N, -1e-20)).status is Status.NOT_POSITIVE_DEFINITE
+    assert minres(A, vector(), M=jnp.full(N, 1e-20)).status is Status.CONVERGED
 
 
 def test_is_zero_the_least_squares_solution_of_the_zero_matrix():
