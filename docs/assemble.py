@@ -69,8 +69,8 @@ API: dict[str, tuple[str, dict[types.ModuleType, str]]] = {
     "api-formats": (
         "Choose a format",
         {
-            jsf.choose: "rank best_layouts fitting",
-            jsf: " ".join(["Choice", *(cls.__name__ for cls in jsf.FORMATS.values())]),
+            jsf.choose: "rank best_layouts fitting Choice",
+            jsf: " ".join(cls.__name__ for cls in jsf.FORMATS.values()),
         },
     ),
     "api-tools": (

@@ -1,15 +1,20 @@
 """Sphinx's settings for the site; `assemble.py` writes its sources."""
 
+import html
 import inspect
+import itertools
 import re
 import sys
 import tomllib
 from pathlib import Path
 
+from docutils import nodes
+
 from jaxsparse_fmt import FORMATS, __version__
 
 project, release, copyright = "jaxsparse", __version__, "the jaxsparse developers"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon", "sphinx_copybutton"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon"]
+extensions += ["sphinx.ext.viewcode", "sphinx_copybutton"]
 autosummary_generate = False
 copybutton_exclude = ".linenos, .gp, .go"  # prompts and outputs
 myst_heading_anchors = 3
@@ -36,7 +41,6 @@ def as_rest(app, what, name, obj, options, lines: list[str]) -> None:
     code, before = False, ""
     found = ["\\"] * (what == "property")  # an empty line: napoleon takes what precedes a colon in the first for a type
     for line in lines:
-        line = re.sub(r"^( +)The (others|rest):? as", r"\1others: as", line)  # arguments, as one
         indented = line.startswith("    ")
         if indented and not code and not before and found and not re.fullmatch(r"[A-Z]\w*:", _last(found)):
             found += ["::", ""]
@@ -46,6 +50,21 @@ def as_rest(app, what, name, obj, options, lines: list[str]) -> None:
         found.append(line if code else _escaped(line))
         before = line.strip()
     lines[:] = found
+
+
+def real_arguments(app, what, name, obj, options, lines: list[str]) -> None:
+    """An entry of Args must name arguments; a sentence there would be printed as one.
+
+    Raises:
+      ValueError: it names none.
+    """
+    if what not in ("function", "method") or "Args:" not in lines:
+        return
+    known = inspect.signature(obj).parameters
+    for line in itertools.takewhile(lambda line: not line or line[0] == " ", lines[lines.index("Args:") + 1 :]):
+        entry = re.match(r" {2}(\S.*?):( |$)", line)
+        if entry and (unknown := {word.strip(" *") for word in entry[1].split(",")} - {*known}):
+            raise ValueError(f"{name}: Args has {', '.join(sorted(unknown))}, which is no argument")
 
 
 def without_fields(app, what, name, obj, options, signature, returned):
@@ -68,7 +87,18 @@ def _escaped(line: str) -> str:
     return "`".join(part if i % 2 else re.sub(r"\*\*|\|", r"\\\g<0>", part) for i, part in enumerate(parts))
 
 
+def describe(app, pagename, templatename, context, doctree) -> None:
+    """The description of a page, for search engines and previews: its first paragraph."""
+    paragraph = next(doctree.findall(nodes.paragraph), None) if doctree is not None else None
+    if paragraph is not None and "description" not in context.get("metatags", ""):
+        text = " ".join(paragraph.astext().split())
+        text = text if len(text) <= 160 else f"{text[:157].rpartition(' ')[0]} …"
+        context["metatags"] = context.get("metatags", "") + f'<meta name="description" content="{html.escape(text)}">\n'
+
+
 def setup(app) -> None:
+    app.connect("html-page-context", describe)
     app.connect("autodoc-process-signature", without_fields)
     app.connect("autodoc-process-docstring", in_short, priority=50)
+    app.connect("autodoc-process-docstring", real_arguments, priority=60)
     app.connect("autodoc-process-docstring", as_rest, priority=100)  # before napoleon

@@ -40,7 +40,9 @@ def bicgstab(A: Any, b: Any, x0: Any = None, **settings: Unpack[Settings]) -> So
 
     Args:
       M: an approximation of A⁻¹: anything with `@`, or a function r -> M·r.
-      The others, the `Solution` and the errors: as in `cg`; a derivative solves with the transposes of A and M.
+
+    Other arguments, the `Solution` and the errors are those of `cg`; a derivative solves with the transposes of A
+    and M.
     """
     return solve(METHOD, A, b, x0, settings)
 

@@ -25,7 +25,8 @@ def fcg(A: Any, b: Any, x0: Any = None, **settings: Unpack[Settings]) -> Solutio
     Args:
       M: an approximation of A⁻¹, roughly symmetric and positive definite; it may change from step to step and need not
         be linear: anything with `@`, or a function r -> M·r such as an inner solve.
-      The others, the `Solution` and the errors: as in `cg`.
+
+    Other arguments, the `Solution` and the errors are those of `cg`.
     """
     return solve(METHOD, A, b, x0, settings)
 

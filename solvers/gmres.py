@@ -76,7 +76,8 @@ def gmres(
       flexible: allow an M that changes from step to step, such as an inner solve.
       side: "right" minimises ‖b − A·x‖ in every cycle; "left" minimises ‖M·(b − A·x)‖, while the residual itself may
         grow. Both stop by the true residual.
-      The others: as in `cg`; maxiter counts steps, not cycles.
+
+    Other arguments are those of `cg`; maxiter counts steps, not cycles.
 
     Returns:
       A `Solution`, differentiable as that of `cg`; a derivative solves with the transposes of A and M.

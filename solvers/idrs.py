@@ -52,8 +52,9 @@ def idrs(A: Any, b: Any, x0: Any = None, *, s: int = 4, **settings: Unpack[Setti
     Args:
       M: an approximation of A⁻¹: anything with `@`, or a function r -> M·r.
       s: the number of directions kept; more take fewer products, and more time and memory for each.
-      The others, the `Solution` and the errors: as in `cg`; maxiter counts products, and a derivative solves with the
-        transposes of A and M.
+
+    Other arguments, the `Solution` and the errors are those of `cg`; maxiter counts products, and a derivative solves
+    with the transposes of A and M.
     """
     chosen = method(min(arguments.int_at_least(s, "s", 1), arguments.unknowns(A, b)))
     return solve(chosen, A, b, x0, settings)

@@ -62,7 +62,9 @@ def lobpcg(
       X0: [n, p] to start from, p ≥ k; None draws k + 3 vectors, the same at every call. Vectors beyond k make the
         others converge faster.
       maxiter: most steps, each of p products and uses of M; None allows 1000.
-      tol, the `EigenSolution` and the errors: as in `eigsh`; steps count as iterations.
+      tol: as in `eigsh`.
+
+    The `EigenSolution` and the errors are those of `eigsh`; steps count as iterations.
     """
     check_choice("which", which, SIGNS)
     own, basis, k, X0 = eigenproblem(A, k, X0, "X0", (GUARDS,))

@@ -49,7 +49,8 @@ class LeastSquaresSolution(Solution):
       residual_norm: ‖b − A·x‖₂, recomputed from x.
       normal_residual_norm: ‖Aᴴ·(b − A·x) − damp²·x‖₂, recomputed from x; 0 at the minimum.
       norms: normal residual norms of the recursion by iteration; None without `history`.
-      The others: as in `Solution`.
+
+    Other attributes are those of `Solution`.
     """
 
     normal_residual_norm: Array
@@ -77,7 +78,8 @@ def lsmr(A: Any, b: Any, x0: Any = None, *, damp: float = 0.0, **settings: Unpac
       maxiter: most iterations, of two products each; None allows 10·min(m, n).
       history: keep the normal residual norms.
       adjoint: an `Adjoint`; "unrolled" is refused.
-      The others and the errors: as in `cg`.
+
+    Other arguments and the errors are those of `cg`.
     """
     b = arguments.nonempty(b, "b", "least squares needs at least one equation")
     maps, dtype, n = _two_sided(A, b)

@@ -58,7 +58,8 @@ def minres(A: Any, b: Any, x0: Any = None, **settings: Unpack[Settings]) -> Solu
 
     Args:
       M: an approximation of |A|⁻¹, positive definite: anything with `@`, or a function r -> M·r.
-      The others, the `Solution` and the errors: as in `cg`.
+
+    Other arguments, the `Solution` and the errors are those of `cg`.
     """
     return solve(METHOD, A, b, x0, settings)
 

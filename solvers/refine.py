@@ -61,7 +61,8 @@ def refine(
         and "fcg", which then keep their direction; for the others, which start anew, it takes 1e-4, and 1e-2 below
         float32.
       rtol: None takes 1e-10 under 64-bit vectors, else 1e-6.
-      The others: as in `cg`.
+
+    Other arguments are those of `cg`.
 
     Returns:
       A `Solution`: its residual norm is true and wide. Its status is PRECISION where the condition number is too large

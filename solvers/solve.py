@@ -57,7 +57,8 @@ def solve(
         direct one.
       maxiter: most iterations of each method; None: 10·n, and about a minute.
       rtol: as in `cg`, but an rtol below the dtype's eps is taken as eps: 0 asks for an x as accurate as that allows.
-      The others, and the errors: as in `cg`; callbacks and history are those of each method.
+
+    Other arguments and the errors are those of `cg`; callbacks and history are those of each method.
 
     Returns:
       A `Solution`, differentiable as that of `cg`. Its `method` is for example "cg with multigrid", and `tried` has a

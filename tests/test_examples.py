@@ -82,6 +82,11 @@ def test_the_code_of_every_document_runs_from_top_to_bottom_and_prints_what_stan
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.parametrize("name", [name for name, snippets in SNIPPETS.items() if snippets])
+def test_the_code_of_a_document_fits_the_column_of_a_page(name):
+    assert [line for code, _ in SNIPPETS[name] for line in code.splitlines() if len(line) > 80] == []
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
 def test_every_file_that_a_document_links_to_exists(path):
     links = re.findall(r"\]\((?!http|#)([^)#]+)", path.read_text(encoding="utf-8"))

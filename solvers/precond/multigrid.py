@@ -278,7 +278,7 @@ def multigrid_from(
         P, or these levels.
       A: the finest matrix where a matrix of jaxsparse_fmt has it already, whose arrays the finest level then shares;
         None takes that of the first level.
-      cycle, degree, dtype, the errors and warnings: as in `multigrid`.
+      cycle, degree, dtype: as in `multigrid`, which has the errors and warnings, too.
     """
     degree, coarsening = _checked(cycle, degree), _hierarchy.Given(getattr(levels, "levels", levels))
     A = coarsening.levels[0].A if A is None else A
