@@ -34,7 +34,7 @@ EXCHANGE = ("coo", "csc")
 # The menu: what people come for, then the pages of the engine.
 LEARN = """start tasks examples which-solver boundary-conditions differentiate coming-from many-gpus compare
 command-line troubleshooting"""
-DEPTH = "solvers algebra which-format formats files other-libraries performance papers"
+DEPTH = "solvers algebra which-format formats files other-libraries performance measurements papers"
 # Of the contributor's page; the menu shows them below it when it is open.
 PROJECT = "how-it-works add-a-method results what-left versions"
 # The pages of the reference, by purpose: a title, and names of modules.
@@ -253,7 +253,8 @@ def reference(title: str, named: dict[types.ModuleType, str]) -> str:
         about = [] if module in (jsf, solvers) else [f".. automodule:: {module.__name__}", ""]
         rows = [f"   {name}" for name in names.split()]
         table = [f".. currentmodule:: {module.__name__}", "", ".. autosummary::", "   :nosignatures:", "", *rows, ""]
-        lines += [f"## {module.__name__.replace('.algebra', '')}", "", "```{eval-rst}", *about, *table]
+        where = re.sub(r"^(jaxsparse_fmt|solvers)(\.algebra)?", "jaxsparse", module.__name__)
+        lines += [f"## {where}", "", "```{eval-rst}", *about, *table]
         for name in names.split():
             value = getattr(module, name)
             kind = "autoclass" if isinstance(value, type) else "autofunction"

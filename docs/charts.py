@@ -69,6 +69,7 @@ def _panel(panel: Panel, top: float, look: dict) -> tuple[list[str], float]:
             shapes.append(_box(left, top - 11, 12, 12, color))
             shapes.append(_text(left + 17, top, name, look["ink"]))
             left += 32 + 7.6 * len(name)
+        top += 4
     longest = max(len(panel.text(v)) for v in values)
     room, at = WIDTH - 14 - 8 * longest, 0.0
     low = min(values) / 2
@@ -84,7 +85,7 @@ def _panel(panel: Panel, top: float, look: dict) -> tuple[list[str], float]:
         shapes.append(_text(at, top, panel.reference[1], look["faint"], anchor=anchor))
     for label, group in panel.groups:
         top += LINE
-        shapes.append(_text(0, top, label, look["ink"]))
+        shapes.append(_text(0, top, label.replace("`", ""), look["ink"]))
         top += 5
         begin = top
         for value, color in zip(group, look["bars"], strict=False):
@@ -136,15 +137,102 @@ def by_class(what: str, title: str, opponent: str, names: Iterable[str]) -> Pane
     return Panel(title, figures.DTYPES, groups, "{:.2f} ×".format, (1.0, f"{opponent} = 1"))
 
 
-def products() -> Iterator[Panel]:
-    on_gpu, on_cpu = (figures.read(figures.newest(what))["header"] for what in ("suite_h100", "suite_cpu"))
-    gpu, cpu = on_gpu["device"].removesuffix(" 80GB HBM3"), on_cpu["device"]
-    yield by_class("suite_h100", f"Speed of A @ x on one {gpu}", "best of cuSPARSE", figures.SHORT)
-    yield by_class("suite_cpu", f"Speed of A @ x on a CPU ({cpu})", "SciPy", figures.SHORT)
+def device(what: str) -> str:
+    return figures.read(figures.newest(what))["header"]["device"].removesuffix(" 80GB HBM3")
+
+
+def on_gpu() -> Panel:
+    title = f"Speed of A @ x on one {device('suite_h100')}"
+    return by_class("suite_h100", title, "best of cuSPARSE", figures.SHORT)
+
+
+def on_cpu() -> Panel:
+    title = f"Speed of A @ x on a CPU ({device('suite_cpu')})"
+    return by_class("suite_cpu", title, "SciPy", figures.SHORT)
+
+
+def formats() -> Panel:
+    """The better of the two dialects, in float64."""
+    matrices = ("7-point 200³", "27-point × 3 dof 64³")
+
+    def ratio(label: str, matrix: str) -> float:
+        return max(row["ratio"] for row in figures.rows_of("spmv_h200", matrix=matrix, dtype="float64", method=label))
+
+    shown = [name for name in figures.OF_FORMATS if "half" not in name and "one thread" not in name]
+    groups = [(name.replace("`", ""), [ratio(figures.OF_FORMATS[name][1], m) for m in matrices]) for name in shown]
+    title = f"Speed of A @ x by format, float64, {device('spmv_h200')}"
+    return Panel(title, matrices, groups, "{:.2f} ×".format, (1.0, "cuSPARSE CSR = 1"))
+
+
+def columns() -> Panel:
+    counts = (8, 32)
+    of = {(r["matrix"], r["columns"]): r["throughput"] for r in figures.rows_of("columns_h200", dtype="float64")}
+    groups = [(matrix, [of[matrix, k] for k in counts]) for matrix in dict.fromkeys(matrix for matrix, _ in of)]
+    title = f"Columns a second, in float64, {device('columns_h200')}"
+    return Panel(title, [f"{k} columns" for k in counts], groups, "{:.1f} ×".format, (1.0, "one column = 1"))
+
+
+def steps() -> Panel:
+    rows = [row for row in figures.rows_of("solvers_h100", section="steps") if row["unknowns"] > 500_000]
+    groups = [(f"{row['problem']}, {row['dtype']}, in {row['format']}", [row["own share"]]) for row in rows]
+    title = f"Speed at which a step of cg moves its bytes, {device('solvers_h100')}"
+    return Panel(title, [""], groups, reference=(1.0, "a copy = 1"))
+
+
+def several_gpus() -> Panel:
+    kept: dict[str, list[float | None]] = {}
+    for row in figures.rows_of("scaling_4xh200"):
+        if row["devices"] == 1:
+            kept[figures.OF_SECTIONS[row["section"]].format_map(row)] = values = []
+        else:
+            values.append(row["of one device's" if row["section"] == "refinement" else "efficiency"])
+    title = f"What several GPUs keep of the speed of one, {device('scaling_4xh200')}"
+    return Panel(title, ("two", "four"), list(kept.items()), reference=(1.0, "nothing lost = 1"))
+
+
+def algebra() -> Panel:
+    rows = [row for row in figures.rows_of("algebra_cpu") if not row["case"].startswith("A @ x")]
+    names = {"eager": "pattern and values", "pattern": "pattern and values"}
+    of = {(row["case"], names.get(row["side"], row["side"])): row["cpu"] for row in rows}
+    groups = [(case, [of.get((case, side)) for side in figures.ON_A_CPU]) for case in dict.fromkeys(c for c, _ in of)]
+    return Panel(f"CPU time, {device('algebra_cpu')}", figures.ON_A_CPU, groups, seconds)
+
+
+def multigrid() -> Panel:
+    of = {(row["case"], row["side"]): row for row in figures.rows_of("multigrid_cpu")}
+    total = lambda case, side: of[case, side]["setup_cpu"] + of[case, side]["solve_cpu"]  # noqa: E731
+    cases = [case for case, side in of if side == "PyAMG"]
+    groups = [(case, [total(case, side) for side in ("ours, warm", "PyAMG")]) for case in cases]
+    return Panel(f"CPU time of set-up and solve, {device('multigrid_cpu')}", ("here", "PyAMG"), groups, seconds)
+
+
+def first_calls() -> Panel:
+    rows = [row for row in figures.rows_of("first_calls_cpu") if "jax.scipy" in row]
+    sides = {"here": "ours", "jax.scipy": "jax.scipy", "lineax": "lineax"}
+    groups = [(row["call"], [row[side] for side in sides.values()]) for row in rows]
+    return Panel(f"CPU time of a first call, {device('first_calls_cpu')}", list(sides), groups, seconds)
+
+
+def solves(what: str) -> Panel:
+    """A solve as users call it, cold and warm."""
+    rows, header = figures.rows_of(what), figures.read(figures.newest(what))["header"]
+    names = ("first solve", "first, programs kept", "later solves")
+    groups = [(row["side"], [row["cold s"], row.get("kept s"), row["warm s"]]) for row in rows]
+    title = f"cg for {rows[0]['problem']}, a million unknowns, to 1e-8: seconds on {header['device']} (log scale)"
+    return Panel(title, names, groups, seconds, log=True)
 
 
 CHARTS: dict[str, tuple[str, Callable[[], Iterable[Panel]]]] = {
-    "products": ("speed of products by kind of matrix, as multiples of cuSPARSE's and SciPy's", products),
+    "products": ("speed of products by kind of matrix, against cuSPARSE and SciPy", lambda: [on_gpu(), on_cpu()]),
+    "products_gpu": ("speed of products on a GPU by kind of matrix, against cuSPARSE", lambda: [on_gpu()]),
+    "products_cpu": ("speed of products on a CPU by kind of matrix, against SciPy", lambda: [on_cpu()]),
+    "formats": ("speed of products by format, against cuSPARSE", lambda: [formats()]),
+    "columns": ("throughput of products with several columns", lambda: [columns()]),
+    "steps": ("speed of steps of cg, against a copy", lambda: [steps()]),
+    "several_gpus": ("what several GPUs keep of the speed of one", lambda: [several_gpus()]),
+    "algebra": ("times of sums, products and assembly, and SciPy's", lambda: [algebra()]),
+    "multigrid": ("times of multigrid, and PyAMG's", lambda: [multigrid()]),
+    "first_calls": ("times of first calls, and those of jax.scipy and lineax", lambda: [first_calls()]),
 }
 OF_README = ("products",)
 

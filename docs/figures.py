@@ -1,4 +1,4 @@
-"""Writes the tables of docs/performance.md anew from benchmarks/results: python docs/figures.py
+"""Writes the tables of the pages in FILES anew from benchmarks/results: python docs/figures.py
 
 Between `<!-- figures: NAME -->` and `<!-- end -->` it writes what `TABLES[NAME]` makes: hardware, date, versions, files
 and command of a measurement, and its table. A test asks that the files are as this script would write them.
@@ -13,7 +13,7 @@ from statistics import geometric_mean
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-FILES = ("docs/performance.md",)
+FILES = ("docs/performance.md", "docs/measurements.md")
 RESULTS = ROOT / "benchmarks/results"
 BLOCK = re.compile(r"(<!-- figures: (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 ALL = ""
