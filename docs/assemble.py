@@ -61,7 +61,8 @@ API: dict[str, tuple[str, dict[types.ModuleType, str]]] = {
         "Precondition",
         {
             precond: """jacobi block_jacobi multigrid incomplete_cholesky ilu incomplete_lu chebyshev coarse_space
-            subdomains schwarz multigrid_from Schwarz Jacobi BlockJacobi Multigrid Incomplete IncompleteFactors Chebyshev CoarseSpace"""
+            subdomains schwarz multigrid_from Schwarz Jacobi BlockJacobi Multigrid Incomplete IncompleteFactors
+            Chebyshev CoarseSpace"""
         },
     ),
     "api-eigenpairs": ("Eigenpairs", {solvers: "eigsh svds lobpcg EigenSolution SingularSolution"}),
