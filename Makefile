@@ -38,7 +38,7 @@ RUNNABLE := $(VENV)/.runnable
 INSTALLED := $(VENV)/.installed
 
 help:
-	@echo 'make demo     solve a Poisson problem of a million unknowns, here and by SciPy'
+	@echo 'make demo     solve a Poisson problem of a million unknowns, here and by SciPy: demo.png'
 	@echo 'make test     run the quick tests       PYTEST_ARGS="-k cg" passes options to pytest'
 	@echo 'make test-all run all tests: those and the deep ones'
 	@echo 'make lint     ruff and pyright          make format lets ruff repair what it can'
@@ -53,7 +53,7 @@ help:
 venv: $(INSTALLED)
 
 demo: $(RUNNABLE)
-	$(BIN)/jaxsparse demo $(DEMO_ARGS)
+	$(BIN)/jaxsparse demo --plot demo.png $(DEMO_ARGS)
 
 test: $(INSTALLED)
 	XLA_FLAGS="$(QUICK_XLA) $$XLA_FLAGS" $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)

@@ -258,9 +258,10 @@ COMMANDS = {
     "demo": Command(
         "solve, against SciPy",
         "Solves the 7-point Poisson problem on n³ points here and with SciPy, and compares.",
-        ["--n 64"],
+        ["--n 64", "--plot demo.png"],
         [
             _argument("--n", "points an axis; default 100", type=_at_least_one, default=100),
+            _argument("--plot", f"draw both, {' or '.join(PICTURES)}", metavar="FILE"),
             (RTOL[0], RTOL[1] | {"default": 1e-8}),
         ],
     ),

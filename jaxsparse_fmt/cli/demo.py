@@ -13,7 +13,7 @@ import solvers
 from jaxsparse_fmt import gallery
 from jaxsparse_fmt._types import readable_bytes
 from jaxsparse_fmt.choose.timing import median_seconds
-from jaxsparse_fmt.cli import measure, tables
+from jaxsparse_fmt.cli import arguments, measure, plots, tables
 from jaxsparse_fmt.cli.progress import Progress
 from jaxsparse_fmt.models import traffic
 
@@ -24,13 +24,15 @@ SLACK = 1.01  # rounding in the comparison of norms
 @jax.enable_x64(True)
 def run(args: argparse.Namespace, progress: Progress) -> tables.Done:
     """Compares the two in float64; the right-hand side is white noise (seed 0), which favours no method."""
+    if args.plot:
+        arguments.check_picture(args.plot)
     with progress.stage("build", f"the 7-point Poisson problem on {args.n}³ points"):
         S = gallery.poisson(args.n)
         b = np.random.default_rng(0).standard_normal(S.shape[0])
     with progress.stage("convert", f"{S.nnz:,} entries"):
         stored = measure.store(S, S.dtype)
     with progress.stage("compile", f"cg on {stored.A.name} for {measure.device()}"):
-        solve = measure.prepare(solvers.cg, stored, b, rtol=args.rtol)
+        solve = measure.prepare(solvers.cg, stored, b, rtol=args.rtol, history=bool(args.plot))
     setup = progress.seconds["convert"] + progress.seconds["compile"]
     runs = {"solve": solve, "SciPy": lambda: scipy_cg(S, b, args.rtol)}
     (ours, sol), (theirs, (x, info, iterations)) = _in_turns(runs, progress)
@@ -61,10 +63,18 @@ def run(args: argparse.Namespace, progress: Progress) -> tables.Done:
     for side, residual in zip(("jaxsparse", "SciPy"), left, strict=True):
         if not residual <= SLACK * args.rtol:
             faults.append(f"{side} left {residual:.2e} of ‖b‖, above rtol = {args.rtol:.0e}")
+    if args.plot:
+        with progress.stage("draw", args.plot), arguments.blaming(args.plot):
+            curves = {f"jaxsparse, on {measure.device()}": sol, "SciPy": scipy_norms(S, b, args.rtol)}
+            names = {"product": "product", "solve, cold": "solve and set-up", "solve, warm": "solve"}
+            timed = {label: both[name] for label, name in names.items()}
+            plots.draw_comparison(args.plot, curves, timed, args.rtol)
     title = f"7-point Poisson problem: {S.shape[0]:,} unknowns, {S.nnz:,} entries, float64"
     record = {"rows": S.shape[0], "nnz": S.nnz, "faults": faults, **both}
     remark = "The answers do not agree." if faults else f"Both answers leave at most {args.rtol:.0e} of ‖b‖."
     shown = tables.comparison(title, ("", "jaxsparse", "SciPy", "speed-up"), rows), remark
+    if args.plot:
+        record, shown = record | {"plot": args.plot}, (*shown, f"The picture is in {args.plot}.")
     return tables.Done(record, shown, faults, code=1 if faults else 0)
 
 
@@ -87,3 +97,12 @@ def scipy_cg(S: scipy.sparse.csr_array, b: np.ndarray, rtol: float) -> tuple[np.
     steps: list[None] = []
     x, info = cg(S, b, rtol=rtol, atol=0.0, callback=lambda _: steps.append(None))
     return x, info, len(steps)
+
+
+def scipy_norms(S: scipy.sparse.csr_array, b: np.ndarray, rtol: float) -> list[float]:
+    """The norms of SciPy's residuals, the first of them that of b, by one more solve, since each costs a product."""
+    from scipy.sparse.linalg import cg
+
+    norms = [float(np.linalg.norm(b))]
+    cg(S, b, rtol=rtol, atol=0.0, callback=lambda x: norms.append(float(np.linalg.norm(b - S @ x))))
+    return norms

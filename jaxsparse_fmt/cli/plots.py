@@ -6,10 +6,11 @@ alone.
 
 import argparse
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import scipy.sparse
 
 from jaxsparse_fmt import plot
@@ -57,5 +58,41 @@ def draw(
             panels = fig.subplot_mosaic("ls", width_ratios=(1.15, 1))
         plot.row_lengths(S, panels["l"])
         plot.spy(S, panels["s"])
+        with replacing(path) as file:
+            fig.savefig(file, format=Path(path).suffix[1:].lower(), dpi=150)
+
+
+def draw_comparison(
+    path: str | os.PathLike[str],
+    curves: Mapping[str, Any],
+    times: Mapping[str, Sequence[float]],
+    rtol: float,
+) -> None:
+    """Draws convergence, and the seconds of both sides as bars.
+
+    Args:
+      curves: as of `plot.convergence`, for two sides.
+      times: by what was timed, the seconds of both sides.
+      rtol: the relative residual that the user wants, drawn as a line.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(plot.STYLE):
+        fig = Figure(figsize=(12, 4.8), layout="constrained")
+        left, right = fig.subplots(1, 2)
+        plot.convergence(curves, left, rtol=rtol)
+        left.lines[1].set_linestyle((0, (3, 3)))  # so that the first is seen where both fall alike
+        left.legend()
+        place = np.arange(len(times))
+        for side, name in enumerate(curves):
+            seconds = [pair[side] for pair in times.values()]
+            bars = right.barh(place + 0.4 * side - 0.2, seconds, 0.36, color=plot.COLORS[side], label=name)
+            right.bar_label(bars, [f" {tables.duration(s)}" for s in seconds])
+        right.set_xscale("log")
+        right.set_yticks(place, list(times))
+        right.invert_yaxis()
+        right.margins(x=0.25)
+        right.set(title="Time, on a logarithmic scale", xlabel="seconds")
         with replacing(path) as file:
             fig.savefig(file, format=Path(path).suffix[1:].lower(), dpi=150)

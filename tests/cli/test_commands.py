@@ -74,6 +74,20 @@ def test_a_small_demo_agrees_with_scipy(record, capsys):
     assert max(found["true residual / ‖b‖"]) <= 1e-8 and min(found["iterations"]) > 1
 
 
+def test_a_demo_draws_convergence_and_times_of_both(tmp_path, capsys):
+    picture = tmp_path / "demo.svg"
+    assert main.main(["demo", "--n", "12", "--plot", str(picture)]) == 0
+    assert f"The picture is in {picture}" in " ".join(capsys.readouterr().out.split()).replace("- ", "-")
+    drawn = picture.read_text()
+    for text in ("Convergence", "SciPy", "jaxsparse", "solve, cold", "solve, warm", "product", "asked for: 1e-08"):
+        assert text in drawn
+
+
+def test_the_norms_of_scipys_residuals_fall_to_the_tolerance():
+    norms = demo.scipy_norms(POISSON, np.ones(POISSON.shape[0]), 1e-8)
+    assert norms[0] == np.sqrt(POISSON.shape[0]) and norms[-1] <= 1.01e-8 * norms[0] < norms[-2]
+
+
 def test_a_demo_whose_answers_do_not_meet_rtol_fails(monkeypatch, capsys):
     honest = demo.scipy_cg
     monkeypatch.setattr(solvers, "cg", functools.partial(solvers.cg, maxiter=2))
