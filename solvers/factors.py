@@ -16,12 +16,13 @@ from jax import Array, lax
 
 from jaxsparse_fmt._types import CsrArrays, exportable, pytree, standard_promotion
 from jaxsparse_fmt.core.triangular import Triangle
+from solvers import superlu
 from solvers.core import arguments
 from solvers.core.diagonal import operand, rows_scaled
 from solvers.host import Host, hosted
 from solvers.precond import _checks as checks
 from solvers.solution import SolverError, Status
-from solvers.superlu import DIGEST, OnHost, Recipe, digest_of, factored, kept
+from solvers.superlu import OnHost, Recipe
 
 
 @exportable
@@ -95,14 +96,9 @@ class HostFactors:
     def solve(self, r: Array) -> Array:
         """For r of [n] or [n, k]; without derivatives."""
         dtype = jnp.result_type(self.dtype, r)
-        n, recipe, way = self.n, self.recipe, "T" if self.is_transposed else "N"
-
-        def host(row: Any, col: Any, values: Any, digest: Any, r: Any) -> Any:
-            found = kept(n, recipe, row, col, values, np.asarray(digest).tobytes())
-            return np.full(r.shape, np.nan, dtype) if found is None else found.solve(np.asarray(r), way).astype(dtype)
-
+        solve = superlu.Solve(self.n, self.recipe, "T" if self.is_transposed else "N", dtype, r.ndim)
         given = self.row, self.col, self.values, self.digest, r
-        return jax.pure_callback(host, jax.ShapeDtypeStruct(r.shape, dtype), *given, vmap_method="sequential")
+        return jax.pure_callback(solve, jax.ShapeDtypeStruct(r.shape, dtype), *given, vmap_method="expand_dims")
 
 
 @pytree
@@ -180,20 +176,13 @@ def on_host(A: Any, recipe: Recipe, maker: str) -> tuple[Host, OnHost]:
     host = hosted(_checked(A, maker))
     if not host.finite:
         raise SolverError(Status.NON_FINITE, f"{maker} needs finite entries, and A has a NaN or an infinity")
-    return host, factored(host, recipe, maker)
+    return host, superlu.factored(host, recipe, maker)
 
 
 def traced(n: int, recipe: Recipe, row: Array, col: Array, values: Array) -> HostFactors:
     """The factors of these entries, of which equal places add up; a solve gives NaN where there are none."""
-
-    def host(row: Any, col: Any, values: Any) -> np.ndarray:
-        row, col, values = map(np.asarray, (row, col, values))
-        digest = digest_of(n, recipe, row, col, values)
-        kept(n, recipe, row, col, values, digest)
-        return np.frombuffer(digest, np.uint8)
-
-    shape = jax.ShapeDtypeStruct((DIGEST,), np.uint8)
-    digest = jax.pure_callback(host, shape, row, col, values, vmap_method="sequential")
+    shape = jax.ShapeDtypeStruct((superlu.DIGEST,), np.uint8)
+    digest = jax.pure_callback(superlu.Factor(n, recipe), shape, row, col, values, vmap_method="expand_dims")
     return HostFactors(row, col, values, digest, n, recipe)
 
 
@@ -219,4 +208,4 @@ def _triangle(S: Any, upper: bool, dtype: Any, D: np.ndarray | None = None) -> T
     row, data = row[off], S.data[off]
     data = (data if D is None else data / D[row]).astype(dtype, copy=False)
     ptr = S.indptr - np.arange(n + 1, dtype=row.dtype)  # every column has its entry on the diagonal
-    return Triangle.of(CsrArrays(data, row, ptr, S.shape), upper)
+    return Triangle.of(CsrArrays(data, row, ptr, S.shape), upper, rounded=True)

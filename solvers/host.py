@@ -56,6 +56,25 @@ class Host:
         return bool(np.min(sizes) <= rounding and abs(S - T.conj()).max() <= rounding)
 
     @functools.cached_property
+    def nonzeros(self) -> Any:
+        """S without the zeros that it stores."""
+        if np.all(self.S.data):
+            return self.S
+        S = self.S.copy()
+        S.eliminate_zeros()
+        return S
+
+    @functools.cached_property
+    def structurally_singular(self) -> bool:
+        """Whether no order of the rows has a diagonal without zeros."""
+        if np.all(self.diagonal):
+            return False
+        from scipy.sparse import csgraph
+
+        columns = csgraph.maximum_bipartite_matching(scipy.sparse.csr_matrix(self.nonzeros), perm_type="column")
+        return bool(np.any(columns < 0))
+
+    @functools.cached_property
     def row_sums(self) -> float:
         """‖A‖∞."""
         return float(np.max(np.bincount(self.S.indices, np.abs(self.S.data), self.n), initial=0))

@@ -4,9 +4,18 @@ A symmetric pattern with a strong diagonal is ordered by MMD of A + Aᵀ, and pi
 their columns; any other by COLAMD, with partial pivoting. See `Host.ordering`.
 """
 
+import atexit
 import contextlib
+import dataclasses
 import functools
 import hashlib
+import os
+import queue
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +28,57 @@ from solvers.solution import SolverError, Status
 Recipe = tuple[Any, ...]  # ("lu",), ("cholesky",), or ("ilu", drop_tol, fill)
 KEPT = 4  # factors that the host keeps for the programs that factor
 DIGEST = 16  # bytes
+STOP = 0.3  # seconds that the end of Python waits for a factorization
 BACKWARD = 100  # units of rounding in a solve whose pivots stay on the diagonal, at most
+
+
+class Made:
+    """SuperLU's object, with its attributes, which the thread that made it drops: in others SciPy never frees it."""
+
+    def __init__(self, cell: list[Any]):
+        self._cell = cell
+        weakref.finalize(self, _jobs().put, cell.clear).atexit = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cell[0], name)
+
+
+def _in_worker(f: Callable[[], Any]) -> Any:
+    """f(), computed by the thread that makes and drops SuperLU's objects."""
+    future: Future[Any] = Future()
+
+    def job() -> None:
+        try:
+            future.set_result(f())
+        except BaseException as error:
+            future.set_exception(error)
+
+    _jobs().put(job)
+    return future.result()
+
+
+@functools.cache
+def _jobs() -> queue.SimpleQueue[Callable[[], None] | None]:
+    """The jobs of a thread; to add one takes no lock, since a collection of garbage may do so at any time."""
+    jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+
+    def work() -> None:
+        while (job := jobs.get()) is not None:
+            job()
+            del job
+
+    def stop() -> None:  # before Python ends, or SciPy leaves an error in the interpreter
+        jobs.put(None)
+        thread.join(STOP)
+
+    thread = threading.Thread(target=work, name="superlu", daemon=True)
+    thread.start()
+    atexit.register(stop)
+    return jobs
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_jobs.cache_clear)  # a child has none of its parent's threads
 
 
 class OnHost(NamedTuple):
@@ -69,6 +128,9 @@ def factored(host: Host, recipe: Recipe, maker: str, known: tuple[str, Any] | No
 
     SolverError: a pivot is zero. ValueError: the factors do not fit into the memory.
     """
+    if host.structurally_singular:  # SuperLU may end the process, by its own exit, abort or a wrong address
+        text = "A is structurally singular: in no order of its rows is its diagonal free of zeros"
+        raise SolverError(Status.SINGULAR, f"{maker}: {text}; {Status.SINGULAR.message}")
     if recipe[0] == "ilu":
         entries = int(recipe[2] * host.S.nnz)
         what, cure = f"incomplete factors of at most {entries:,} entries", "take a smaller fill"
@@ -93,20 +155,25 @@ def of_entries(n: int, recipe: Recipe, row: np.ndarray, col: np.ndarray, values:
 def _by_superlu(host: Host, recipe: Recipe, maker: str, ordering: str, order: Any) -> OnHost:
     from scipy.sparse import linalg  # which takes 0.1 s
 
-    S, symmetric = host.S, ordering == MMD
+    S, symmetric = host.nonzeros, ordering == MMD
     if order is None and (ordering in host.orders or (symmetric and np.any(host.hubs))):
         order = host.order(ordering)
     rows = cols = slice(None)
     if order is not None:
         S, rows, cols = (S[order][:, order], order, order) if symmetric else (S[:, order], rows, order)
     options: Any = {"permc_spec": ordering if order is None else "NATURAL", "options": {"SymmetricMode": symmetric}}
+    if recipe[0] == "ilu":
+        options |= {"drop_tol": recipe[1], "fill_factor": recipe[2]}
+    if symmetric:
+        options["diag_pivot_thresh"] = 0.0 if recipe[0] == "cholesky" else THRESHOLD
+    maker_of = linalg.spilu if recipe[0] == "ilu" else linalg.splu
     try:
-        if recipe[0] == "ilu":
-            options |= {"drop_tol": recipe[1], "fill_factor": recipe[2]}
-        if symmetric:
-            options["diag_pivot_thresh"] = 0.0 if recipe[0] == "cholesky" else THRESHOLD
-        made = (linalg.spilu if recipe[0] == "ilu" else linalg.splu)(S, **options)
+        made = _in_worker(lambda: Made([maker_of(S, **options)]))
     except RuntimeError as error:
+        if recipe[0] == "ilu":
+            text = "an incomplete factor is singular, as A itself may be; take a smaller drop_tol or a larger fill"
+            got = f"got drop_tol={recipe[1]:g}, fill={recipe[2]:g}"
+            raise SolverError(Status.SINGULAR, f"{maker}: {text}; {got}") from None
         raise SolverError(Status.SINGULAR, f"{maker}: {error}; {Status.SINGULAR.message}") from None
     except MemoryError:
         raise ValueError(
@@ -128,8 +195,9 @@ def _is_accurate(host: Host, found: OnHost) -> bool:
 
 # -------------------------------------------------------------------------------------------------- kept by the host
 
-_recent = functools.lru_cache(KEPT)(lambda digest: [])  # by the digest of entries, `OnHost` or None once it is known
+_recent: OrderedDict[bytes, OnHost | None] = OrderedDict()  # by the digest of the entries; None: they have no factors
 _orders = functools.lru_cache(KEPT)(lambda digest: [])  # `ordering` and `order`, by the digest of a pattern
+_lock = threading.Lock()
 
 
 def digest_of(n: int, recipe: Recipe, *arrays: np.ndarray) -> bytes:
@@ -139,12 +207,16 @@ def digest_of(n: int, recipe: Recipe, *arrays: np.ndarray) -> bytes:
     return found.digest()
 
 
-def kept(n: int, recipe: Recipe, row: Any, col: Any, values: Any, digest: bytes) -> OnHost | None:
-    """The factors of these entries, None if they have none. Matrices of one pattern share the order of the columns."""
-    place = _recent(digest)
-    if place:
-        return place[0]
-    row, col, values = map(np.asarray, (row, col, values))
+def kept(n: int, recipe: Recipe, row: Any, col: Any, values: Any, digest: bytes, room: int = KEPT) -> OnHost | None:
+    """The factors of these entries, None if they have none. Matrices of one pattern share the order of the columns.
+
+    Args:
+      room: how many factors stay, these among them.
+    """
+    with _lock:
+        if digest in _recent:
+            _recent.move_to_end(digest)
+            return _recent[digest]
     found = None
     if np.all(np.isfinite(values)):
         host = Host(scipy.sparse.csc_array((values, (row, col)), shape=(n, n)))
@@ -154,5 +226,55 @@ def kept(n: int, recipe: Recipe, row: Any, col: Any, values: Any, digest: bytes)
             found = factored(host, recipe, "A", known)
             if known is None or known[0] != found.ordering:
                 orders[:] = [(found.ordering, found.order)]
-    place.append(found)
+    with _lock:
+        _recent[digest] = found
+        while len(_recent) > max(room, KEPT):
+            _recent.popitem(last=False)
     return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Factor:
+    """What a program calls to factor: entries [..., nnz] to digests [..., 16]. Equal ones share a compiled call."""
+
+    n: int
+    recipe: Recipe
+
+    def __call__(self, *entries: Any) -> np.ndarray:
+        batch, each = _each(entries, (1, 1, 1))
+        room = 2 * len(each)  # a batch of matrices, and that of their transposes
+        digests = [digest_of(self.n, self.recipe, *one) for one in each]
+        for (row, col, values), digest in zip(each, digests, strict=True):
+            kept(self.n, self.recipe, row, col, values, digest, room)
+        return np.frombuffer(b"".join(digests), np.uint8).reshape(*batch, DIGEST)
+
+
+@dataclasses.dataclass(frozen=True)
+class Solve:
+    """What a program calls to solve: entries [..., nnz], digests [..., 16] and r [..., n] or [..., n, k] to x like r.
+
+    A result is NaN where the matrix has no factors. Dropped factors are made anew.
+    """
+
+    n: int
+    recipe: Recipe
+    way: str
+    dtype: np.dtype
+    ndim: int  # of r
+
+    def __call__(self, *given: Any) -> np.ndarray:
+        batch, each = _each(given, (1, 1, 1, 1, self.ndim))
+        x = np.full((len(each), *given[-1].shape[-self.ndim :]), np.nan, self.dtype)
+        for k, (row, col, values, digest, r) in enumerate(each):
+            found = kept(self.n, self.recipe, row, col, values, digest.tobytes(), 2 * len(each))
+            if found is not None:
+                x[k] = found.solve(r, self.way)
+        return x.reshape(*batch, *x.shape[1:])
+
+
+def _each(arrays: Any, ndims: tuple[int, ...]) -> tuple[tuple[int, ...], list[Any]]:
+    """The shape of a batch, and its members: arrays of `ndims` axes, after others that are those of the batch or 1."""
+    arrays = [np.asarray(a) for a in arrays]
+    batch = np.broadcast_shapes(*(a.shape[: a.ndim - ndim] for a, ndim in zip(arrays, ndims, strict=True)))
+    whole = [np.broadcast_to(a, (*batch, *a.shape[a.ndim - k :])) for a, k in zip(arrays, ndims, strict=True)]
+    return batch, [tuple(a[at] for a in whole) for at in np.ndindex(batch)]

@@ -51,8 +51,13 @@ class Triangle:
     is_transposed: bool = dataclasses.field(default=False, metadata={"static": True})
 
     @classmethod
-    def of(cls, N: Csr, upper: bool) -> Self:
-        """The triangle of a strictly triangular matrix in SciPy's CSR, whose values stay NumPy's."""
+    def of(cls, N: Csr, upper: bool, rounded: bool = False) -> Self:
+        """The triangle of a strictly triangular matrix in SciPy's CSR, whose values stay NumPy's.
+
+        Args:
+          rounded: round sizes up by at most a quarter to one of few, so that triangles of similar fill share programs.
+            Padding lies after the last row.
+        """
         made: Any = cls  # from arrays of NumPy
         n, ptr, col = N.shape[0], N.indptr.astype(np.int32), N.indices.astype(np.int32)
         level = np.zeros(n, np.int32)
@@ -61,11 +66,16 @@ class Triangle:
         ends = np.append(0, np.cumsum(np.diff(ptr)[rows], dtype=np.int64))  # of the entries of each row
         ends = ends[np.append(0, np.cumsum(np.bincount(level)))]  # of each level
         sizes = np.diff(ends)
-        width = max(LEAST_WIDTH, 1 << int(N.nnz // max(len(sizes), 1)).bit_length())
+        size = rounded_size if rounded else lambda k: k
+        width = max(LEAST_WIDTH, 1 << (size(N.nnz) // max(size(len(sizes)), 1)).bit_length())
         chunks = -(-sizes // width)
         before = np.arange(chunks.sum()) - np.repeat(np.cumsum(chunks) - chunks, chunks)
         starts = np.append(np.repeat(ends[:-1], chunks) + width * before, N.nnz).astype(np.int32)
-        return made(N.data, col, ptr, rows, starts, width, upper)
+        values, more = N.data, size(N.nnz) - N.nnz
+        if rounded:
+            values, col = np.pad(values, (0, more)), np.pad(col, (0, more))
+            starts = np.pad(starts, (0, size(len(starts)) - len(starts)), "edge")
+        return made(values, col, ptr, rows, starts, width, upper)
 
     @property
     def T(self) -> Self:
@@ -78,6 +88,12 @@ class Triangle:
         kind = self.width, self.upper, self.is_transposed
         y = _bind(self.values[None], columns[None], *pattern, kind=kind)[0]
         return y[:, 0] if r.ndim == 1 else y
+
+
+def rounded_size(k: int) -> int:
+    """The least number from k up that has at most three binary digits before its zeros."""
+    step = 1 << max(int(k).bit_length() - 3, 0)
+    return -(-int(k) // step) * step
 
 
 def _bind(values: Array, r: Array, *pattern: Array, **static: Any) -> Array:

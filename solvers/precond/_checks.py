@@ -30,8 +30,8 @@ def ours(A: Any, maker: str) -> None:
     """TypeError: not a matrix of jaxsparse_fmt."""
     if not hasattr(A, "entries"):
         raise TypeError(
-            f"{maker} takes a jaxsparse_fmt matrix, got {type(A).__name__}; convert it with jsf.from_scipy or "
-            "jsf.from_dense"
+            f"{maker} takes a jaxsparse_fmt matrix, got {type(A).__name__}; convert it with jsf.from_scipy, "
+            "jsf.from_bcoo or jsf.from_dense"
         )
 
 

@@ -138,18 +138,18 @@ def incomplete_cholesky(A: Any, *, solve_sweeps: int | None = None, shift: float
 
     Args:
       A: [n, n] symmetric (Hermitian) positive definite jaxsparse_fmt matrix; only its lower triangle and the real part
-        of its diagonal are read. M has at least 32 bits. Inside jit its pattern must be known: the function closes over
-        the matrix, perhaps with other values, `A.with_data(data)`. A matrix that is an argument is traced whole: make M
-        outside, pass M too, and use `M.refreshed(A)`.
+        of its diagonal are used, and the upper one may be missing. M has at least 32 bits. Inside jit its pattern must
+        be known: the function closes over the matrix, perhaps with other values, `A.with_data(data)`. A matrix that is
+        an argument is traced whole: make M outside, pass M too, and use `M.refreshed(A)`.
       solve_sweeps: a number s takes s products in place of each triangular solve, and α so large that they halve the
         error of random systems. None applies the factors exactly on a CPU. On a GPU it takes the least s up to 10 that
         halves the errors, else exact solves by levels, which are many times slower; and 3 for traced values.
       shift: the first α to try.
 
     Raises:
-      ValueError: A is not square, holds a NaN or an infinity, or has a diagonal entry that is not positive; or no α was
-        large enough. For traced values `M @ r` is NaN instead, which a solver reports as NON_FINITE. TypeError: not a
-        matrix of jaxsparse_fmt, or one whose pattern is traced.
+      ValueError: A is not square or not symmetric, holds a NaN or an infinity, or has a diagonal entry that is not
+        positive; or no α was large enough. For traced values `M @ r` is NaN instead, which a solver reports as
+        NON_FINITE. TypeError: not a matrix of jaxsparse_fmt, or one whose pattern is traced.
 
     Warns:
       RuntimeWarning: α exceeds 1, so that M may be worse than none.
@@ -274,6 +274,7 @@ def _factored(
     row = _rows(ptr)
     _check_values(row, col, a, n, maker)
     if hermitian:  # the lower triangle and its mirror image
+        _check_hermitian(scipy.sparse.csr_array((a, col, ptr), shape=(n, n)), np.finfo(dtype).eps)
         row, col, a = (of[row >= col] for of in (row, col, a))
         off = row > col
         a = np.append(np.where(off, a, a.real), a[off].conj())
@@ -354,6 +355,17 @@ def _solved(N: Csr, r: Any, upper: bool) -> Any:
 
 def _rows(ptr: Any) -> Any:
     return np.repeat(np.arange(len(ptr) - 1, dtype=np.int32), np.diff(ptr))
+
+
+def _check_hermitian(S: Any, eps: float) -> None:
+    """ValueError: neither Hermitian up to rounding nor lower triangular."""
+    upper, mirrored = scipy.sparse.triu(S, 1), scipy.sparse.tril(S, -1).conj().T
+    difference = abs(upper - mirrored).max() if upper.nnz else 0
+    if difference > 10 * eps * np.max(np.abs(S.data)):
+        raise ValueError(
+            f"incomplete_cholesky needs a symmetric (Hermitian) matrix, and A differs by {difference:g} from its "
+            "(conjugate) transpose; use incomplete_lu, or pass the lower triangle that you mean, jsf.tril(A)"
+        )
 
 
 def _check_values(row: Any, col: Any, data: Any, n: int, maker: str) -> None:

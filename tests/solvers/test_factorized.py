@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
+import jax.experimental.sparse
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -176,6 +177,32 @@ def test_what_cannot_be_factored_is_refused_in_words():
         direct(jsf.shard(matrix(), mesh), RHS)
 
 
+def test_a_bcoo_matrix_is_refused_with_the_cure():
+    with pytest.raises(TypeError, match="from_bcoo"):
+        direct(jax.experimental.sparse.BCOO.fromdense(jnp.eye(3)), np.ones(3))
+
+
+@ways
+def test_eager_derivatives_compile_once(way, compiled):
+    loss = lambda data: jnp.sum(jnp.sin(way(data, RHS)))  # noqa: E731
+    for k in range(2):
+        jax.grad(loss)(DATA * (1 + k))
+    before = compiled()
+    for k in range(3):
+        jax.grad(loss)(DATA * (3 + k))
+    assert compiled() == before
+
+
+def test_a_batch_of_matrices_is_factored_once_each(monkeypatch):
+    count, factored = itertools.count(), superlu.factored
+    monkeypatch.setattr(superlu, "factored", lambda *args: (next(count) and None) or factored(*args))
+    superlu._recent.clear()
+    D = DATA * np.linspace(1, 2, 9)[:, None]
+    got = quick_jit(jax.vmap(lambda data, b: direct(A.with_data(data), b).x, (0, None)))(D, RHS)
+    np.testing.assert_allclose(got, [dense_solve(d, RHS) for d in D], rtol=1e-9, atol=1e-12)
+    assert next(count) == 9
+
+
 def test_a_right_hand_side_on_a_mesh_is_solved_on_it():
     for kind in jax.sharding.AxisType.Explicit, jax.sharding.AxisType.Auto:
         mesh = jax.make_mesh((1,), ("rows",), axis_types=(kind,))
@@ -219,8 +246,8 @@ def test_threads_that_factor_one_pattern_at_once_have_the_order_of_their_own_fac
         return found.solve(RHS, "N")
 
     monkeypatch.setattr(superlu, "factored", in_step)
-    for cache in (superlu._recent, superlu._orders):
-        cache.cache_clear()
+    superlu._recent.clear()
+    superlu._orders.cache_clear()
     with ThreadPoolExecutor(2) as pool:
         xs = list(pool.map(solved, (DATA, 2 * DATA), (b"one", b"two")))
     np.testing.assert_allclose(xs[0], 2 * xs[1], rtol=1e-9)

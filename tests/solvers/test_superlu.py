@@ -8,6 +8,7 @@ import scipy.sparse.linalg as spla
 import jaxsparse_fmt as jsf
 from solvers import direct, factorized, superlu
 from solvers.host import COLAMD, MMD, Host
+from tests.process import printed
 from tests.solvers.real import each_file
 from tests.solvers.test_host import SYMMETRIC, arrow, saddle
 
@@ -56,6 +57,50 @@ def test_factors_that_grow_are_made_again_with_partial_pivoting():
     grown, x = spla.splu(S, **SYMMETRIC), np.ones(200)
     assert np.max(np.abs(S @ grown.solve(S @ x) - S @ x)) > 1e-13 * np.max(np.abs(S).sum(axis=1))
     assert direct(jsf.from_scipy(S), S @ x, rtol=1e-14).success
+
+
+@pytest.mark.parametrize("recipe", [("lu",), ("ilu", 1e-4, 1.0), ("cholesky",)], ids=lambda r: r[0])
+@pytest.mark.parametrize("dtype", [np.float64, np.complex128])
+def test_a_structurally_singular_matrix_never_comes_to_superlu_which_may_end_the_process(dtype, recipe, monkeypatch):
+    monkeypatch.setattr(superlu, "_by_superlu", lambda *_: pytest.fail("it did"))
+    rng = np.random.default_rng(0)
+    tall = sp.csr_array(rng.standard_normal((6, 3)))
+    zeros = sp.csc_array(np.eye(6) + np.eye(6, k=1))
+    zeros.data[4:6] = 0  # stored, and leave column 2 and row 3 without others
+    for S in (sp.block_array([[None, tall], [tall.T, None]]), zeros, sp.csc_array((5, 5))):
+        S = sp.csc_array(S).astype(dtype)
+        assert np.linalg.matrix_rank(S.toarray()) < S.shape[0]
+        with pytest.raises(superlu.SolverError, match="structurally singular"):
+            superlu.factored(Host(S), recipe, "A")
+
+
+def test_a_thread_that_drops_factors_of_another_frees_them_and_python_ends_cleanly():
+    """SciPy frees SuperLU's memory only in the thread that allocated it."""
+    program = """
+import threading
+import scipy.sparse as sp
+from solvers import superlu
+from solvers.host import Host
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+
+S = sp.csc_array(sp.diags_array([-1.0, 2.1, -1.0], offsets=[-1, 0, 1], shape=(20_000, 20_000)))
+def factor():
+    found.append(superlu.factored(Host(S), ("lu",), "A"))
+
+sizes = []
+for k in range(40):
+    found = []
+    thread = threading.Thread(target=factor)
+    thread.start()
+    thread.join()
+    found.clear()
+    sizes.append(resident())
+print(sizes[-1] - sizes[9])
+kept = superlu.factored(Host(S), ("lu",), "A")
+"""
+    assert int(printed("-c", program)) < 40e6  # each has 3 MB
 
 
 @each_file

@@ -53,6 +53,27 @@ def test_zeros_on_the_diagonal_are_pivoted():
     np.testing.assert_allclose(sol.x, np.linalg.solve(S.toarray(), np.ones(41)), rtol=1e-7)
 
 
+def test_new_values_of_a_pattern_share_programs(compiled):
+    S = sp.csr_array(jsf.gallery.convection_diffusion(8, velocity=0.3))
+    rng, b, counts = np.random.default_rng(0), np.ones(S.shape[0]), []
+    for _ in range(6):
+        A = jsf.from_scipy(S + sp.diags_array(10.0 ** rng.uniform(-2, 0, S.shape[0])), "csr")
+        before = compiled()
+        assert gmres(A, b, M=ilu(A, drop_tol=1e-2), rtol=1e-8).success
+        counts.append(compiled() - before)
+    assert counts[0] > 0 and np.count_nonzero(counts) <= 2
+
+
+def test_a_singular_incomplete_factor_of_a_regular_matrix_names_the_tolerance():
+    rng = np.random.default_rng(39)
+    B, D = sp.random_array((20, 40), density=0.1, rng=rng), sp.diags_array(rng.uniform(0.01, 1, 40))
+    S = sp.csc_array(sp.block_array([[D, B.T], [B, None]]))
+    assert np.linalg.cond(S.toarray()) < 200
+    with pytest.raises(SolverError, match=r"an incomplete factor is singular.*smaller drop_tol.*drop_tol=1,"):
+        ilu(jsf.from_scipy(S), drop_tol=1.0)
+    assert gmres(jsf.from_scipy(S), np.ones(60), M=ilu(jsf.from_scipy(S), drop_tol=1e-4), rtol=1e-10).success
+
+
 def test_it_is_refreshed_and_inside_jit_made_by_the_host():
     A = jsf.from_scipy(unsymmetric(), "csr")
     M, twice, r = ilu(A, drop_tol=1e-2, fill=3), 2 * A, np.arange(64.0)

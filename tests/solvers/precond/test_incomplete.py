@@ -126,6 +126,12 @@ def test_an_indefinite_matrix_has_lu_factors():
     assert_near(dense(M), np.linalg.inv(S))
 
 
+def test_a_matrix_that_is_not_symmetric_has_no_cholesky_factors():
+    S = sp.csr_array(jsf.gallery.convection_diffusion(4, velocity=0.1))
+    with pytest.raises(ValueError, match=r"needs a symmetric \(Hermitian\) matrix.* incomplete_lu"):
+        incomplete_cholesky(jsf.from_scipy(S, "csr"))
+
+
 @pytest.mark.parametrize("make", [incomplete_cholesky, incomplete_lu])
 def test_no_shift_helps_a_diagonal_that_is_all_but_absent(make):
     pattern = KERSHAW if make is incomplete_cholesky else np.ones((4, 4))
