@@ -53,7 +53,7 @@ class Facts:
         """Whether each right-hand side, or its start, or A, has a NaN or an infinity: [k], or one flag."""
         if _is_finite((self.A, b, x0)):
             return np.zeros((), bool)
-        flags = [~np.all(np.isfinite(np.asarray(v)), axis=0) for v in (b, x0) if v is not None]
+        flags = [~np.asarray(_finite_columns(v)) for v in (b, x0) if v is not None]
         return np.any(flags, axis=0) | (not _is_finite(self.A))
 
     @functools.cached_property
@@ -134,9 +134,18 @@ def _sparse(A: jax.Array) -> Any:
 def _is_finite(tree: Any) -> bool:
     """Whether all numbers of a pytree of known arrays are."""
     arrays = [a for a in jax.tree.leaves(tree) if jnp.issubdtype(a.dtype, jnp.inexact)]
+    spread = [a for a in arrays if not getattr(a, "is_fully_addressable", True)]  # over several processes
+    if spread and not _are_finite(spread):
+        return False
+    arrays = [a for a in arrays if not any(a is other for other in spread)]
     if arguments.memory.device(arrays).platform == "cpu":
         return all(np.isfinite(np.asarray(a)).all() for a in arrays)
     return bool(_are_finite(arrays))
+
+
+@jax.jit
+def _finite_columns(v: jax.Array) -> jax.Array:
+    return jnp.all(jnp.isfinite(v), axis=0)
 
 
 @jax.jit

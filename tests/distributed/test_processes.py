@@ -22,9 +22,11 @@ def free_port() -> int:
         return s.getsockname()[1]
 
 
-def started(*command: str) -> subprocess.Popen[str]:
-    """Python with two devices of the CPU."""
-    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+def started(*command: str, devices: int = 2, quick: bool = False) -> subprocess.Popen[str]:
+    """Python with devices of the CPU; `quick` compiles with less effort."""
+    effort = "--xla_backend_optimization_level=0 --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters"
+    flags = f"--xla_force_host_platform_device_count={devices} {effort if quick else ''}"
+    flags = {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
     env, pipe = os.environ | flags, subprocess.PIPE
     return subprocess.Popen([sys.executable, *command], cwd=ROOT, env=env, stdout=pipe, stderr=pipe, text=True)
 
@@ -35,10 +37,10 @@ def example(process: int, processes: int, port: int, *options: str) -> subproces
     return started("examples/multi_host.py", *meeting, *options)
 
 
-def finished(running: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
+def finished(running: list[subprocess.Popen[str]], seconds: float = PATIENCE) -> list[tuple[int, str, str]]:
     """Code and output of each; none outlives the test."""
     try:
-        told = [p.communicate(timeout=PATIENCE) for p in running]
+        told = [p.communicate(timeout=seconds) for p in running]
     finally:
         for p in running:
             p.kill()
