@@ -1,48 +1,58 @@
-"""How often "auto" takes the fastest of the formats that were timed, and whether other constants would choose better.
+"""How often the rules of "auto" take the fastest of the formats that were timed, without a GPU.
 
     python -m benchmarks.choices benchmarks/results/2026-11-27_suite_h100.json … --json out.json
 
-Reads tables of `benchmarks.spmv`, which have the counts of every layout that was timed, as the cost model gets them
-(`formats/footprint.py`). The constants of the model are fitted to every other matrix and judged on the rest, then the
-other way round: a constant that only one half wants is no property of a card. All layouts are ranked as Triton's.
+Reads tables of `benchmarks.spmv`, which have the counts of every layout that was timed, as the rules get them
+(`formats/footprint.py`). Layouts that "auto" no longer takes are left out.
 """
 
+import dataclasses
 import json
 import math
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from statistics import geometric_mean
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 
 from benchmarks import report
 from benchmarks.report import Row
 from jaxsparse_fmt.choose import ranking
+from jaxsparse_fmt.core.matrix import FORMATS
+from jaxsparse_fmt.formats import csr5
 from jaxsparse_fmt.formats.footprint import Storage
+from jaxsparse_fmt.models import traffic
 
-CONSTANTS = ("MISS", "HOP", "L2", "LATENCY", "REWRITTEN", "LAUNCH_SECONDS")
-FACTORS = (1, 0.7, 0.85, 1.2, 1.4)
 NEAR = 0.97  # of the speed of the fastest that was timed, from which a choice is as good
+FIELDS = {field.name for field in dataclasses.fields(Storage)}
 
 
 def regret(row: Row) -> float | None:
-    """The speed of the layout that costs least over that of the fastest; None where fewer than two were timed."""
-    timed = [of for of in row["ours"] if "storage" in of and not math.isnan(of["us"])]
-    rate = lambda storage: storage.get("rate") or storage["format"]  # noqa: E731
-    timed = [of for of in timed if rate(of["storage"]) in ranking.EFFICIENCY["triton"]]  # which "auto" still may take
-    timed = [of for of in timed if not of["storage"]["layout"].get("by_column")]
-    if len(timed) < 2:
+    """The speed of the layout that costs least over that of the fastest; None if none was timed."""
+    timed = [(storage(of), of["us"]) for of in row["ours"] if "storage" in of and not math.isnan(of["us"])]
+    timed = [(s, us) for s, us in timed if known(s)]
+    if not timed:
         return None
-    csr: Any = SimpleNamespace(shape=(row["rows"], row["cols"]), nnz=row["nnz"])
-    copy = ranking.copy_speed(row["device"])
+    itemsize = np.dtype(row["dtype"]).itemsize
 
-    def cost(of: Row) -> float:
-        return ranking._choice(Storage(**of["storage"]), csr, np.dtype(row["dtype"]).itemsize, "triton", copy).cost
+    def cost(s: Storage) -> float:
+        moved = traffic.bytes_moved(s.nbytes, (row["rows"], row["cols"]), itemsize) + 2 * s.copied * itemsize
+        return ranking.cost_on_gpu(s, moved, row["nnz"], itemsize)
 
-    return min(of["us"] for of in timed) / min(timed, key=cost)["us"]
+    return min(us for _, us in timed) / min(timed, key=lambda of: cost(of[0]))[1]
+
+
+def storage(of: Row) -> Storage:
+    """The counts of a layout, of earlier tables too."""
+    s = Storage(**{name: value for name, value in of["storage"].items() if name in FIELDS})
+    s = dataclasses.replace(s, trips=csr5.TRIPS) if s.format == "csr5" else s
+    return dataclasses.replace(s, layout={name: value for name, value in s.layout.items() if value is not False})
+
+
+def known(s: Storage) -> bool:
+    return s.layout.keys() <= {*FORMATS[s.format].layout_options}
 
 
 def judged(rows: Iterable[Row]) -> Row:
@@ -51,34 +61,11 @@ def judged(rows: Iterable[Row]) -> Row:
     return {"cases": len(found), "within 3%": near, "mean": geometric_mean(found), "worst": min(found)}
 
 
-def fitted(rows: list[Row]) -> dict[str, float]:
-    """The constants that choose best, each by a factor in turn, twice; the least change of those that choose alike."""
-    kept = {name: getattr(ranking, name) for name in CONSTANTS}
-
-    def loss() -> float:
-        return sum(-math.log(q) for row in rows if (q := regret(row)) is not None)
-
-    for name in CONSTANTS * 2:
-        values = [kept[name] * f for f in FACTORS]
-        best = min(values, key=lambda value: (setattr(ranking, name, value), loss())[1])
-        setattr(ranking, name, best)
-    return {name: getattr(ranking, name) for name in CONSTANTS}
-
-
 def table(rows: list[Row]) -> Iterator[Row]:
-    names = list(dict.fromkeys(row["matrix"] for row in rows))
-    halves = [[row for row in rows if names.index(row["matrix"]) % 2 == k] for k in (0, 1)]
-    own, cards = {name: getattr(ranking, name) for name in CONSTANTS}, dict.fromkeys(row["device"] for row in rows)
-    for k, half in enumerate(halves):
-        for what, constants in (("as they are", own), ("fitted to the other half", None), ("fitted to it", None)):
-            if constants is None:
-                constants = fitted(half if what == "fitted to it" else halves[1 - k])
-            for name, value in constants.items():
-                setattr(ranking, name, value)
-            found = {card: judged(row for row in half if row["device"] == card) for card in cards}
-            for name, value in own.items():
-                setattr(ranking, name, value)
-            yield from ({"half": "AB"[k], "constants": what, "card": card} | found[card] | constants for card in cards)
+    for card in dict.fromkeys(row["device"] for row in rows):
+        for dtype in dict.fromkeys(row["dtype"] for row in rows):
+            some = [row for row in rows if (row["device"], row["dtype"]) == (card, dtype)]
+            yield {"card": card, "dtype": dtype} | judged(some)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -90,7 +77,8 @@ def main(argv: list[str] | None = None) -> int:
         found = json.loads(path.read_text())
         rows += [row | {"device": found["header"]["device"]} for row in found["rows"]]
     made = list(table(rows))
-    header = {"tables": ", ".join(path.stem for path in args.tables)} | report.commit()
+    header = {"date": time.strftime("%Y-%m-%d"), "tables": ", ".join(path.stem for path in args.tables)}
+    header |= report.commit()
     text = "\n".join([report.line(header), *report.section("choices", made)])
     report.write(args.json, header, made, text)
     print(text)

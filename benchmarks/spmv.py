@@ -21,7 +21,7 @@ The fastest opponent and all of our formats are timed several times in turn, and
 by its own clock (`choose/timing.py`); the table takes those of its candidates that `--others` includes.
 
 A row of the JSON is a matrix and a dtype: `opponents` has µs by method, or the reason for their absence, `ours` the
-prediction, the counts and the time of every timed format, from which `benchmarks.choices` fits the cost model, and
+prediction, the counts and the time of every timed format, by which `benchmarks.choices` judges the rules of "auto", and
 `predicted` the whole ranking.
 """
 
@@ -124,7 +124,7 @@ class Run:
         opponent = cusparse.Opponent(S) if self.platform == "gpu" else None
         rankings = {dtype: choose.rank(S, dtype, backend=self.backend) for dtype in self.dtypes}
         few = {label(c): c for ranking in rankings.values() for c in picked(ranking, self.others)}
-        few |= {name: jsf.Choice(name, {}, 0, 0, 0.0, "", 0.0) for name in self.formats}
+        few |= {name: jsf.Choice(name, {}, 0, 0, 0.0, "") for name in self.formats}
         stored = {name: self.converted(S, choice) for name, choice in few.items()}
         ready = {dtype: {name: readied(A, dtype, problem) for name, A in stored.items()} for dtype in self.dtypes}
         bcsr = {dtype: readied(sparse.BCSR.from_scipy_sparse(S.astype(dtype)), dtype, problem) for dtype in self.dtypes}
@@ -141,8 +141,7 @@ class Run:
                 row |= {"rows": S.shape[0], "cols": S.shape[1], "nnz": S.nnz}
                 row |= {"chained": bool(problem.chained), "opponents": theirs, "ours": ours}
                 row["predicted"] = [
-                    {"label": label(c), "model us": 1e6 * c.seconds, "moved": c.moved, "reason": c.reason}
-                    for c in ranking
+                    {"label": label(c), "cost": c.cost, "moved": c.moved, "reason": c.reason} for c in ranking
                 ]
                 looked_at = [label(c) for c in choose.best_layouts(ranking)[: tune.CANDIDATES]]
                 rows.append(row | compared(theirs, ours, looked_at))
@@ -150,7 +149,7 @@ class Run:
         return rows
 
     def storages(self, S: Any, dtype: str) -> dict[str, Row]:
-        """By label what the cost model counts of each layout; for GPUs alone."""
+        """By label what the rules count of each layout; for GPUs alone."""
         if self.platform != "gpu":
             return {}
         keeps = selection.shares_memory(selection.resolve(self.backend, "cuda", shared=True))
@@ -254,14 +253,14 @@ class Run:
     def ours(
         self, ready: dict[str, Ready | str], ranking: list[jsf.Choice], problem: Problem, dtype: str
     ) -> tuple[list[Row], dict[str, Timer]]:
-        """A row with the prediction for every stored format, auto's first, and by label the timers."""
+        """A row with the cost of every stored format, auto's first, and by label the timers."""
         # Of mirrored and plain "dia", which share a label, the better one counts.
-        predicted = {label(c): c.seconds for c in reversed(ranking)}
+        cost = {label(c): c.cost for c in reversed(ranking)}
         xs = [jnp.asarray(x.astype(dtype)) for x in problem.xs]
         rows, timers = [], {}
-        for name in sorted(ready, key=lambda name: predicted.get(name, math.inf)):
+        for name in sorted(ready, key=lambda name: cost.get(name, math.inf)):
             row: Row = {"format": name.split()[0], "label": name, "us": math.nan, "tune us": math.nan}
-            row["model us"] = 1e6 * predicted.get(name, math.nan)
+            row["cost"] = cost.get(name, math.nan)
             found = ready[name]
             if isinstance(found, str):
                 rows.append(row | {"failed": found})
@@ -333,7 +332,7 @@ def compared(theirs: Row, ours: list[Row], looked_at: list[str]) -> Row:
     tuned = fastest([o for o in ours if o["label"] in looked_at], "tune us")
     return {
         "opponent": opponent, "opponent us": rival, "auto": auto["label"], "auto us": auto["us"],
-        "model us": auto["model us"], "best": best["label"], "best us": best["us"], "ratio": rival / auto["us"],
+        "best": best["label"], "best us": best["us"], "ratio": rival / auto["us"],
         "best ratio": rival / best["us"], "auto vs best": best["us"] / auto["us"],
         "tune": tuned["label"], "tune vs best": best["us"] / tuned["us"],
         **{key: auto.get(key, math.nan) for key in ("spread", "share", "error")},
@@ -371,7 +370,7 @@ def columns(run: Run, case: suite.Case, S: Any, turn: "Turn") -> Iterator[Row]:
 COLUMNS = [(name, name) for name in ("matrix", "class", "dtype")]
 COLUMNS += [("rows", "rows:d"), ("nnz", "nnz:d"), ("backend", "backend")]
 COLUMNS += [("opponent", "opponent"), ("µs", "opponent us:.1f"), ("auto", "auto"), ("µs", "auto us:.1f")]
-COLUMNS += [("model", "model us:.1f"), ("best of ours", "other best"), ("µs", "best us:.1f")]
+COLUMNS += [("best of ours", "other best"), ("µs", "best us:.1f")]
 COLUMNS += [("× opponent", "ratio:.2f")]
 COLUMNS += [(name, f"{name}:.2f") for name in ("auto vs best", "tune vs best", "spread")]
 COLUMNS += [("share of copy", "share:.2f"), ("error", "error:.0e")]

@@ -1,6 +1,7 @@
 """format="tune": the first few formats of the ranking, timed on this device; nothing is remembered."""
 
 import dataclasses
+import math
 
 import jax
 
@@ -25,6 +26,7 @@ def fastest(csr: Csr, target: Target) -> tuple[SparseMatrix, Choice]:
     choices = ranking.fitting(choices, csr, target.dtype, target.max_bytes)
     few = ranking.best_layouts(choices)[:CANDIDATES]
     best: tuple[SparseMatrix, Choice] | None = None
+    least = math.inf
     refused: list[tuple[str, Exception]] = []
     for choice in few:
         if choice.cost > HOPELESS * few[0].cost and best:
@@ -37,9 +39,9 @@ def fastest(csr: Csr, target: Target) -> tuple[SparseMatrix, Choice]:
                 raise
             refused.append((choice.format, error))  # it takes more memory than was estimated, or than is free
             continue
-        if best is None or seconds < best[1].seconds:
+        if seconds < least:
             reason = f"the fastest of those measured, {readable_seconds(seconds)} a product"
-            best = A, dataclasses.replace(choice, seconds=seconds, reason=reason)
+            best, least = (A, dataclasses.replace(choice, reason=reason)), seconds
     passed_over = "; ".join(f"{name!r} was passed over: {error}" for name, error in refused)
     if best is None:
         refused[-1][1].add_note(passed_over)

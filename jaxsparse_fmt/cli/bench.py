@@ -1,4 +1,4 @@
-"""`jaxsparse bench`: times the product in the formats that rank first, and compares with prediction and SciPy."""
+"""`jaxsparse bench`: times the product in the formats that rank first, and compares with SciPy."""
 
 import argparse
 
@@ -28,9 +28,9 @@ def run(args: argparse.Namespace, progress: Progress) -> tables.Done:
     where = f"A·x in {dtype} on {measure.device()}"
     rows, formats = [], []
     for c, seconds in timed:
-        times = tables.duration(seconds), tables.duration(c.seconds), tables.bandwidth(c.moved, seconds)
+        times = tables.duration(seconds), tables.bandwidth(c.moved, seconds)
         rows.append((c.format, tables.layout(c), *times, f"{of_scipy / seconds:.2f}"))
         formats.append({"measured": seconds, **tables.as_record(c)})
-    columns = ("format", "layout", "measured", "predicted", "bandwidth", "× SciPy here")
+    columns = ("format", "layout", "measured", "bandwidth", "× SciPy here")
     record = {"file": args.file, "device": measure.device(), "dtype": str(dtype), "scipy": of_scipy, "formats": formats}
     return tables.Done(record, [tables.comparison(f"{where}, fastest first", columns, rows)])

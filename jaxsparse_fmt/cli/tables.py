@@ -120,8 +120,8 @@ def write_out(text: str) -> None:
 
 
 def as_record(choice: Choice) -> dict[str, Any]:
-    """What `--json` prints of a choice: the format, its layout, the bytes that it stores and moves, its time."""
-    names = ("format", "layout", "nbytes", "moved", "seconds", "reason")
+    """What `--json` prints of a choice: the format, its layout, the bytes that it stores and moves, and why."""
+    names = ("format", "layout", "nbytes", "moved", "reason")
     return {name: getattr(choice, name) for name in names}
 
 

@@ -16,7 +16,6 @@ from jaxsparse_fmt._types import Csr, CsrArrays, Target
 from jaxsparse_fmt.formats import building, footprint
 from jaxsparse_fmt.formats.base import Array, ByRule, ColumnIndex, Pointer, storage_format
 from jaxsparse_fmt.kernels import spmv_cpu
-from jaxsparse_fmt.kernels.backends.tuning import LAUNCH
 from jaxsparse_fmt.kernels.layout.address import Slices
 from jaxsparse_fmt.kernels.layout.columns import ColumnRule, Rule
 from jaxsparse_fmt.models import traffic
@@ -65,15 +64,12 @@ class CSR(ByRule):
     def _footprints(cls, pattern: footprint.PatternCounts) -> footprint.Storages:
         csr, longest = pattern.csr, pattern.longest
         threads = threads_for(csr.nnz, csr.shape[0])
-        very_long = csr.nnz >= LAUNCH.very_long_rows * csr.shape[0]
         yield footprint.Storage(
             cls.name,
             {"threads_per_row": threads},
             traffic.csr_bytes(csr, pattern.itemsize),
             csr.nnz,
             footprint.trips(longest, threads) + (threads > 1),  # one to add the threads' sums
-            rate="csr 1" if threads == 1 else "csr long" if very_long else "csr",
-            idle=_walked_together(pattern, threads) - csr.nnz,
             by_columns=False,
             words=(f"rows of up to {longest} entries",),
         )
@@ -87,9 +83,3 @@ def csr_rule(shape: tuple[int, int], nnz: int, column: ColumnRule) -> Rule:
 def threads_for(nnz: int, n_rows: int) -> int:
     """The largest power of two up to 32 that is at most the mean row length."""
     return max(t for t in THREADS if t <= max(nnz / max(n_rows, 1), 1) and (t == 1 or t * n_rows < building.MAX_LANES))
-
-
-def _walked_together(pattern: footprint.PatternCounts, threads: int) -> int:
-    """The number of places that CSR's threads pass over, as all rows of a tile wait for the tile's longest row."""
-    rows = LAUNCH.rows // threads
-    return threads * rows * int((-(-pattern.widths(rows) // threads)).sum())

@@ -73,6 +73,7 @@ SMALL_X = 2**20  # bytes of x, below which neither hot columns nor kept sums pay
 # there.
 KEPT_MISSES = 0.25
 REACHES = ((1, NARROW_PADDING), (WINDOWS, SPAN))  # windows and their columns that differences of 16 bits reach
+TRIPS = 3  # what a product waits for at least, in rounds of loads
 JOINING = 2**20  # threads in all that sum the pieces, if each row then gets several
 NOT_OF_TILES = ("values", "long_rows", "piece_ptr", "col_order")
 
@@ -245,8 +246,7 @@ class CSR5(ByEntries):
             n_segments = n_rows if uncut else segments.lengths.shape[0]
             if keep_sums and csr5_tiles.KEPT_ROWS * n_tiles < n_segments:
                 continue
-            of_tile, rows = (max(round(k / max(n_tiles, 1)), 1) for k in (n_segments, n_rows))
-            widest = pattern.widths(of_tile) if uncut else building.longest_by_slice(segments.lengths, of_tile)
+            rows = max(round(n_rows / max(n_tiles, 1)), 1)
             # With hot columns first, 32 bits are counted: in few matrices windows hold all columns then.
             held = [n for n, span in REACHES if not hot and statistics.are_within(pattern.sample(rows), rows, n, span)]
             index = (2 if held else 4) * places + 4 * n_tiles * (lanes + 1 + min(held, default=0))
@@ -257,12 +257,10 @@ class CSR5(ByEntries):
                 {"tile_shape": (lanes, depth), "hot": hot, "keep_sums": keep_sums},
                 round(places * pattern.itemsize + index),
                 places,
-                depth // 8 + 2 + (held == [WINDOWS]),  # for the heads, and for where a window begins
+                TRIPS,
                 by_columns=False,
                 cut=n_cut,
-                pieces=n_segments - n_rows,
                 misses=pattern.missed_beside(L1_ROWS, hot) if hot else 1.0,
-                hops=int((widest // depth).sum()) * lanes // 512,
                 written=0 if keep_sums else n_segments,
                 copied=n_cols if hot else 0,
                 words=(words, "sums written together") if keep_sums else (words,),

@@ -172,7 +172,7 @@ class DIA(ByRule):
         if pattern.on_gpu and n > 1 and not bits and statistics.is_mirrored(pattern.csr, some, n):
             mirrored = counted.indices // 2
             unread = mirrored * n_rows * pattern.itemsize
-            shared = {"nbytes": nbytes - unread, "unread": unread, "rate": "dia mirrored"}
+            shared = {"nbytes": nbytes - unread, "unread": unread}
             yield dataclasses.replace(plain, **shared, words=(f"{words}, {mirrored} of them mirrored",))
 
 

@@ -26,19 +26,16 @@ UNROLL = 4  # entries whose loads a thread of the GPU's kernels issues together
 
 @dataclasses.dataclass(frozen=True)
 class Storage:
-    """The counts of a format's storage of a matrix, from which the ranking estimates its time.
+    """The counts of a format's storage of a matrix, by which the ranking goes.
 
     Attributes:
       nbytes: read by a product.
       places: stored, padding included.
       trips: rounds of loads that the thread of the longest row makes.
-      rate: key of the ranking's table of speeds; empty: the format's name.
-      idle: places over which the GPU's threads wait for others, where that moves no bytes.
       by_columns: whether XLA goes by columns (`kernels/spmv.py`).
-      cut, pieces: rows that continue in pieces, and their pieces, whose sums another kernel adds.
+      cut: rows that continue in pieces, whose sums another kernel adds.
       misses: of the L1 cache for an entry's x, 0 to 1; as `_footprints` yields it, the factor on the pattern's misses.
       written: rows that are written one by one, when their sums are complete.
-      hops: of all tiles of CSR5, scaled to tiles of 512 lanes, since more of the smaller tiles run at once.
       copied: numbers of x that a separate kernel copies into another order before the product.
       unread: bytes of values that are stored but that no product reads.
       words: a remark for the reason of the choice.
@@ -49,14 +46,10 @@ class Storage:
     nbytes: int
     places: int
     trips: int
-    rate: str = ""
-    idle: int = 0
     by_columns: bool = True
     cut: int = 0
-    pieces: int = 0
     misses: float = 1.0
     written: int = 0
-    hops: int = 0
     copied: int = 0
     unread: int = 0
     words: tuple[str, ...] = ()

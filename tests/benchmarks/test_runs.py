@@ -2,6 +2,7 @@
 
 import functools
 import json
+import pathlib
 
 import jax
 import pytest
@@ -65,19 +66,25 @@ def test_every_stage_has_a_first_and_a_later_time(tmp_path):
     assert len(rows) == 9 and all(row["first s"] > 0 and row["again ms"] > 0 for row in rows)
 
 
-def test_constants_are_fitted_to_one_half_of_the_matrices_and_judged_on_the_other():
-    """The second matrix is faster in csr5, whose hops then count less than they do, and the first does not mind."""
-    counts = {"layout": {}, "nbytes": 10**8, "places": 10**7, "trips": 6}
-    csr = counts | {"format": "csr", "rate": "csr long"}
+def test_a_choice_is_judged_by_the_fastest_that_was_timed_and_that_auto_may_take():
+    counts = {"layout": {}, "nbytes": 10**8, "places": 10**7, "trips": 6, "rate": "of another year"}
 
-    def row(matrix, hops, us):
-        sides = (csr, us), (counts | {"format": "csr5", "hops": hops}, 100.0)
-        of = {"matrix": matrix, "dtype": "float32", "rows": 10**5, "cols": 10**5, "nnz": 10**7, "device": "NVIDIA H200"}
+    def row(matrix, **us):
+        sides = [(counts | {"format": name.partition(" ")[0]}, took) for name, took in us.items()]
+        sides.append((counts | {"format": "csr5", "layout": {"by_column": True}}, 1.0))
+        of = {"matrix": matrix, "dtype": "float32", "rows": 10**5, "cols": 10**5, "nnz": 10**7, "device": "H100"}
         return of | {"ours": [{"storage": storage, "us": took} for storage, took in sides]}
 
-    own = choices.ranking.HOP
-    found = list(choices.table([row("a", 10**6, 90.0), row("b", 15_000, 125.0)]))
-    mean = {(row["half"], row["constants"]): row["mean"] for row in found}
-    assert mean["B", "as they are"] == mean["B", "fitted to the other half"] == pytest.approx(0.8)
-    assert mean["B", "fitted to it"] == mean["A", "fitted to the other half"] == 1
-    assert own == choices.ranking.HOP
+    (found,) = choices.table([row("a", csr5=80.0, csr=100.0), row("b", csr5=125.0, csr=100.0), row("c")])
+    assert (found["cases"], found["within 3%"], found["worst"]) == (2, 1, pytest.approx(0.8))
+    assert found["mean"] == pytest.approx(0.8**0.5)
+
+
+def test_the_rules_choose_among_the_formats_of_the_committed_tables_as_well_as_the_fitted_model_did():
+    """Which was within 3% in 106 of 108 cases, at a mean of 0.997."""
+    rows = []
+    for name in ("suite", "suite_held_out"):
+        file = pathlib.Path(report.__file__).parent / "results" / f"2026-11-27_{name}_h100.json"
+        rows += [row | {"device": "H100"} for row in json.loads(file.read_text())["rows"]]
+    found = choices.judged(rows)
+    assert found["cases"] == 108 and found["within 3%"] >= 0.95 * 108 and found["mean"] >= 0.99 * 0.997
