@@ -92,18 +92,21 @@ class Sum(Plan):
     Attributes:
       left, right: [nnz of the result], the entry of A and of B; nnz of A or of B where it has none. None: the
         operand has the entries of the result.
+      operation: of two entries, if a call names none.
     """
 
     left: Array | None
     right: Array | None
+    operation: Any = dataclasses.field(default=operator.add, metadata={"static": True})
 
-    def __call__(self, A: Any, B: Any, combine: Any = operator.add) -> SparseMatrix:
-        """A + B, or `combine` of the entries.
+    def __call__(self, A: Any, B: Any, combine: Any = None) -> SparseMatrix:
+        """A + B or A.multiply(B), as the plan was made for, or `combine` of the entries.
 
         Args:
           combine: a function of two arrays [nnz of the result], such as jnp.subtract.
         """
         a, b = self._data(A, B)
+        combine = self.operation if combine is None else combine
         return self.result.with_data(_combined(combine, a, self.left, b, self.right))
 
 
@@ -183,7 +186,8 @@ def multiply(A: Any, B: Any, *, format: str | None = None) -> Sum:
 
 def _paired(operation: str, A: Any, B: Any, format: str | None, overlap: bool) -> Sum:
     _check_pair(operation, A, B)
-    return paired(patterns.shared if overlap else patterns.united, operation[:3], format, A, B)
+    plan = paired(patterns.shared if overlap else patterns.united, operation[:3], format, A, B)
+    return dataclasses.replace(plan, operation=operator.mul) if overlap else plan
 
 
 def paired(make: Any, key: str, format: str | None, A: Any, B: Any) -> Sum:

@@ -255,6 +255,14 @@ def test_are_sums_and_products_by_pieces_of_rows_whole_with_entries_that_cancel(
     assert np.count_nonzero((A @ B).data) < (A @ B).nnz
 
 
+def test_does_a_plan_of_a_product_by_entries_multiply_them():
+    S, R = (random(31, 31, 0.1) for _ in range(2))
+    A, B = (jsf.from_scipy(M, "csr") for M in (S, R))
+    plan = jsf.plan.multiply(A, B)
+    np.testing.assert_array_equal(plan(A, B).todense(), (S * R).toarray().astype(A.dtype))
+    np.testing.assert_array_equal(jax.jit(lambda A, B: plan(A, B).data)(A, B), plan(A, B).data)
+
+
 def test_does_a_plan_with_a_new_function_of_the_same_operations_compile_nothing(compiled):
     A, B = (jsf.from_scipy(random(31, 31, 0.1), "csr") for _ in range(2))
     plan = jsf.plan.add(A, B)
