@@ -85,6 +85,13 @@ API: dict[str, tuple[str, dict[types.ModuleType, str]]] = {
         },
     ),
 }
+# What the examples of docstrings use, beside `js`, JAX's and NumPy's usual names, `sp` for scipy.sparse and a `folder`.
+EXAMPLES_USE = """\
+jax.config.update("jax_enable_x64", True)
+S = js.gallery.poisson(4, dim=2)  # 16 × 16
+A, b = js.from_scipy(S, "csr"), np.ones(16)
+mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("rows",))
+"""
 FOLDERS = {"jaxsparse_fmt/formats": "which-format.md", "benchmarks/results": "results.md"}
 # What the list of results shows of a header that has it; one computed from other tables ran on no device.
 OF_HEADER = {"device": "{}", "jax": "JAX {}", "tables": "computed from {}"}
@@ -250,6 +257,9 @@ LONG = {"reductions": "examples/data_reduction.py", "memory": "tests/models/test
 def reference(title: str, named: dict[types.ModuleType, str]) -> str:
     """A page of the reference: a table with a line for each name, and their whole descriptions."""
     lines = [f"# {title}", ""]
+    if any(inspect.isfunction(getattr(m, name)) for m, names in named.items() for name in names.split()):
+        use = "Examples use `import jaxsparse as js` and, beside the usual imports:"
+        lines += [use, "", "```python", EXAMPLES_USE.rstrip(), "```", ""]
     for module, names in named.items():
         about = [] if module in (jsf, solvers) else [f".. automodule:: {module.__name__}", ""]
         rows = [f"   {name}" for name in names.split()]

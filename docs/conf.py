@@ -38,7 +38,7 @@ if _repository := _project.get("urls", {}).get("Repository"):
 
 def as_rest(app, what, name, obj, options, lines: list[str]) -> None:
     """Docstrings are plain text: signs of reStructuredText lose their meaning, and indented paragraphs are code."""
-    code, before = False, ""
+    code, session, before = False, False, ""
     found = ["\\"] * (what == "property")  # an empty line: napoleon takes what precedes a colon in the first for a type
     for line in lines:
         indented = line.startswith("    ")
@@ -47,7 +47,8 @@ def as_rest(app, what, name, obj, options, lines: list[str]) -> None:
             code = True
         elif line and not indented:
             code = False
-        found.append(line if code else _escaped(line))
+        session = line == "Examples:" or (session and (not line or line.startswith(" ")))
+        found.append(line if code or session else _escaped(line))
         before = line.strip()
     lines[:] = found
 

@@ -63,6 +63,10 @@ def from_scipy(
       ValueError: an index out of range, a broken row pointer, an unknown format, backend or layout option, a dtype that
         JAX cannot hold at present, a format that would take far more memory than the matrix, or with "auto" and "tune"
         a matrix that fits the memory in no format; the message names a cure.
+
+    Examples:
+      >>> js.from_scipy(S, "ell")
+      <ell 16×16, nnz=64, float64, fill=0.800, 960 B>
     """
     csr, target = checked(S, dtype, backend, max_bytes)
     return (_with_transpose if transpose else build)(csr, format, target, **layout)
@@ -135,6 +139,10 @@ def from_coo(
 
     Raises:
       ValueError: lengths differ, or an index lies outside `shape`. TypeError: indices that are not integers.
+
+    Examples:
+      >>> js.from_coo([0, 1, 1], [0, 0, 1], [1.0, 2.0, 3.0], (2, 2)).todense().tolist()
+      [[1.0, 0.0], [2.0, 3.0]]
     """
     if isinstance(row, tuple) and len(row) == 2 and isinstance(row[1], tuple | list):
         (data, (row, col)), shape = row, col if shape is None else shape
@@ -183,6 +191,10 @@ def from_dense(a: Any, format: str = "auto", dtype: Any = None, **options: Any) 
     Raises:
       ValueError: not two-dimensional. TypeError: not numeric, or sparse; the message names the function that takes it.
         And as in `from_scipy`.
+
+    Examples:
+      >>> js.from_dense(np.diag([1.0, 2.0])).nnz
+      2
     """
     if scipy.sparse.issparse(a) or hasattr(a, "to_scipy") or of_jax_sparse(a):
         cure = "from_bcoo" if of_jax_sparse(a) else "from_scipy"
@@ -199,6 +211,11 @@ def read_mtx(path: Any, format: str = "auto", dtype: Any = None, **options: Any)
 
     Raises:
       ValueError: the file is malformed; the message names file and line. FileNotFoundError. And as in `from_scipy`.
+
+    Examples:
+      >>> js.io.write_mtx(folder / "A.mtx", S)
+      >>> js.read_mtx(folder / "A.mtx").nnz
+      64
     """
     from jaxsparse_fmt.io import files  # which few programs need
 
@@ -222,6 +239,11 @@ def order(S: Any, how: str = "rcm") -> np.ndarray:
 
     Raises:
       ValueError: a matrix that is not square, or another word. TypeError: as in `from_scipy`.
+
+    Examples:
+      >>> p = js.order(S, "rcm")
+      >>> S[p][:, p].nnz == S.nnz  # the entries move towards the diagonal
+      True
     """
     if how != "rcm":
         raise ValueError(f"how must be 'rcm'; got {how!r}")

@@ -39,6 +39,10 @@ def from_bcoo(B: Any, format: str = "auto", dtype: Any = None, **options: Any) -
     Raises:
       TypeError: not a BCOO or BCSR. ValueError: B has batch or dense dimensions, or its indices are traced. And as in
         `from_scipy`.
+
+    Examples:
+      >>> js.from_bcoo(js.to_bcoo(A)).nnz == A.nnz
+      True
     """
     name = type(B).__name__
     if not of_jax_sparse(B) or name not in ("BCOO", "BCSR"):
@@ -71,7 +75,12 @@ def from_bcoo(B: Any, format: str = "auto", dtype: Any = None, **options: Any) -
 
 
 def from_bcsr(B: Any, format: str = "auto", dtype: Any = None, **options: Any) -> SparseMatrix:
-    """A matrix from a BCSR; as `from_bcoo`, which takes both."""
+    """A matrix from a BCSR; as `from_bcoo`, which takes both.
+
+    Examples:
+      >>> js.from_bcsr(js.to_bcsr(A)).nnz == A.nnz
+      True
+    """
     return from_bcoo(B, format, dtype, **options)
 
 
@@ -82,6 +91,10 @@ def to_bcoo(A: SparseMatrix) -> "BCOO":
 
     Raises:
       TypeError: not a matrix on one device, or a transpose.
+
+    Examples:
+      >>> js.to_bcoo(A).shape
+      (16, 16)
     """
     from jax.experimental.sparse import BCOO
 
@@ -92,7 +105,12 @@ def to_bcoo(A: SparseMatrix) -> "BCOO":
 
 
 def to_bcsr(A: SparseMatrix) -> "BCSR":
-    """The matrix as a BCSR; as `to_bcoo`."""
+    """The matrix as a BCSR; as `to_bcoo`.
+
+    Examples:
+      >>> js.to_bcsr(A).nse == A.nnz
+      True
+    """
     from jax.experimental.sparse import BCSR
 
     rows, cols = _ids(A, "to_bcsr")
@@ -115,6 +133,10 @@ def from_cupy(S: Any, format: str = "csr", dtype: Any = None, **options: Any) ->
     Raises:
       TypeError: S is not in CSR. ValueError: rows that are not sorted, duplicates, an index out of range; and as in
         `from_scipy`.
+
+    Examples:
+      >>> C = cupyx.scipy.sparse.csr_matrix(S)  # doctest: +SKIP
+      >>> A = js.from_cupy(C)  # doctest: +SKIP
     """
     if getattr(S, "format", "csr") != "csr" or not all(hasattr(S, a) for a in ("data", "indices", "indptr", "shape")):
         raise TypeError(f"from_cupy takes a matrix in CSR, got {type(S).__name__}; S.tocsr() makes one")
@@ -129,6 +151,10 @@ def to_cupy(A: SparseMatrix) -> Any:
 
     Raises:
       ImportError: CuPy is not installed. TypeError: not a matrix on one device.
+
+    Examples:
+      >>> C = js.to_cupy(A)  # doctest: +SKIP
+      >>> C.data.device  # doctest: +SKIP
     """
     _ids(A, "to_cupy")
     cupy, sparse = map(importlib.import_module, ("cupy", "cupyx.scipy.sparse"))

@@ -57,6 +57,10 @@ def spy(A: Any, ax: Axes | None = None) -> Axes:
 
     Args:
       A: a matrix of this library or of SciPy, of any size.
+
+    Examples:
+      >>> js.plot.spy(A).get_title()
+      'Where the entries lie'
     """
     ax, S = _axes(ax), _canonical(A)
     from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
@@ -90,7 +94,12 @@ def spy(A: Any, ax: Axes | None = None) -> Axes:
 
 
 def row_lengths(A: Any, ax: Axes | None = None) -> Axes:
-    """Draws a histogram of the entries a row. A: as in `spy`."""
+    """Draws a histogram of the entries a row. A: as in `spy`.
+
+    Examples:
+      >>> js.plot.row_lengths(A).get_title()
+      'Row lengths'
+    """
     ax, lengths = _axes(ax), np.diff(_canonical(A).indptr)
     ax.set(title="Row lengths", xlabel="entries in a row", ylabel="rows")
     ax.grid(True, axis="y")
@@ -126,6 +135,10 @@ def convergence(curves: Mapping[str, Any] | Any, ax: Axes | None = None, *, rtol
 
     Raises:
       ValueError: a result has no history.
+
+    Examples:
+      >>> js.plot.convergence(js.cg(A, b, history=True)).get_title()
+      'Convergence'
     """
     ax, single = _axes(ax), not isinstance(curves, Mapping)
     for number, (name, curve) in enumerate({"": curves}.items() if single else curves.items()):

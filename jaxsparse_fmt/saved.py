@@ -30,6 +30,9 @@ def save(path: str | os.PathLike[str], A: SparseMatrix) -> None:
     Raises:
       TypeError: a sharded matrix, a transpose, or not a matrix of this library. ValueError: a stack, a gradient, or a
         traced matrix.
+
+    Examples:
+      >>> js.save(folder / "A.npz", A)
     """
     if not isinstance(A, SparseMatrix):
         raise TypeError(
@@ -55,6 +58,11 @@ def load(path: str | os.PathLike[str], dtype: Any = None, *, max_bytes: float | 
     Raises:
       FileNotFoundError: no such file. ValueError: a file that is damaged, of another version or of a format unknown
         here, a dtype that JAX cannot hold at present, or a storage too large; the message names the file and the cure.
+
+    Examples:
+      >>> js.save(folder / "A.npz", A)
+      >>> js.load(folder / "A.npz").nnz == A.nnz
+      True
     """
     path = Path(path)
     header, S = read_csr(path)

@@ -43,6 +43,10 @@ def bicgstab(A: Any, b: Any, x0: Any = None, **settings: Unpack[Settings]) -> So
 
     Other arguments, the `Solution` and the errors are those of `cg`; a derivative solves with the transposes of A
     and M.
+
+    Examples:
+      >>> js.bicgstab(A, b, rtol=1e-8).status
+      <Status.CONVERGED: 0>
     """
     return solve(METHOD, A, b, x0, settings)
 

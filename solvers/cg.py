@@ -115,6 +115,12 @@ def cg(
 
     Raises:
       ValueError, TypeError: shapes that do not fit, or invalid arguments.
+
+    Examples:
+      >>> sol = js.cg(A, b, rtol=1e-8)
+      >>> sol.status, bool(sol.residual_norm <= 1e-8 * np.linalg.norm(b))
+      (<Status.CONVERGED: 0>, True)
+      >>> x, info = js.cg(A, b)  # as SciPy's
     """
     if not isinstance(one_reduction, bool):
         raise TypeError(f"one_reduction must be True or False; got {one_reduction!r}")

@@ -90,6 +90,11 @@ def factorized(A: Any) -> Factorized:
       SolverError: A is singular (its status is SINGULAR), or holds a NaN (NON_FINITE). If A is traced, results are NaN,
         and the status of `F.solve(b)` says why. ValueError: A is not square, or sharded, or its factors do not fit into
         the memory. TypeError: not a matrix of jaxsparse_fmt.
+
+    Examples:
+      >>> F = js.factorized(A)
+      >>> np.allclose(A @ (F @ b), b), (F @ np.ones((16, 3))).shape
+      (True, (16, 3))
     """
     return jax.device_put(_made(A, "factorized"))
 
@@ -112,6 +117,10 @@ def direct(A: Any, b: Any, *, rtol: float | None = None, atol: float = 0.0, adjo
 
     Raises:
       ValueError, TypeError: as `factorized`.
+
+    Examples:
+      >>> js.direct(A, b).status
+      <Status.CONVERGED: 0>
     """
     b = arguments.vectors(b, "b")
     try:

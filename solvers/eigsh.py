@@ -96,6 +96,12 @@ def eigsh(
     Raises:
       ValueError, TypeError: invalid arguments. SolverError: A and M have a null vector in common, so that A − sigma·M
         is singular for every sigma.
+
+    Examples:
+      >>> js.eigsh(A, 2).eigenvalues.round(3).tolist()  # the largest
+      [6.236, 7.236]
+      >>> js.eigsh(A, 2, sigma=0).eigenvalues.round(3).tolist()  # nearest to 0
+      [0.764, 1.764]
     """
     if sigma is not None and which != "LM":
         raise ValueError(f"sigma takes the eigenvalues nearest to it, and no which; got {which!r}")

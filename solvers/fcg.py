@@ -27,6 +27,10 @@ def fcg(A: Any, b: Any, x0: Any = None, **settings: Unpack[Settings]) -> Solutio
         be linear: anything with `@`, or a function r -> M·r such as an inner solve.
 
     Other arguments, the `Solution` and the errors are those of `cg`.
+
+    Examples:
+      >>> js.fcg(A, b, M=lambda r: js.cg(A, r, maxiter=3).x, rtol=1e-8).status
+      <Status.CONVERGED: 0>
     """
     return solve(METHOD, A, b, x0, settings)
 

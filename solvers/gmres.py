@@ -84,6 +84,10 @@ def gmres(
 
     Raises:
       ValueError, TypeError: shapes that do not fit, or arguments that make no sense.
+
+    Examples:
+      >>> js.gmres(A, b, M=js.precond.ilu(A), rtol=1e-8).status
+      <Status.CONVERGED: 0>
     """
     if side not in ("right", "left"):
         raise ValueError(f"side must be 'right' or 'left'; got {side!r}")

@@ -55,6 +55,10 @@ def idrs(A: Any, b: Any, x0: Any = None, *, s: int = 4, **settings: Unpack[Setti
 
     Other arguments, the `Solution` and the errors are those of `cg`; maxiter counts products, and a derivative solves
     with the transposes of A and M.
+
+    Examples:
+      >>> js.idrs(A, b, s=2, rtol=1e-8).status
+      <Status.CONVERGED: 0>
     """
     chosen = method(min(arguments.int_at_least(s, "s", 1), arguments.unknowns(A, b)))
     return solve(chosen, A, b, x0, settings)

@@ -65,6 +65,10 @@ def lobpcg(
       tol: as in `eigsh`.
 
     The `EigenSolution` and the errors are those of `eigsh`; steps count as iterations.
+
+    Examples:
+      >>> js.lobpcg(A, 2, M=js.precond.jacobi(A)).eigenvalues.round(3).tolist()
+      [0.764, 1.764]
     """
     check_choice("which", which, SIGNS)
     own, basis, k, X0 = eigenproblem(A, k, X0, "X0", (GUARDS,))

@@ -80,6 +80,11 @@ def lsmr(A: Any, b: Any, x0: Any = None, *, damp: float = 0.0, **settings: Unpac
       adjoint: an `Adjoint`; "unrolled" is refused.
 
     Other arguments and the errors are those of `cg`.
+
+    Examples:
+      >>> tall = js.vstack([A, A])
+      >>> js.lsmr(tall, np.ones(32), rtol=1e-8).status
+      <Status.CONVERGED: 0>
     """
     b = arguments.nonempty(b, "b", "least squares needs at least one equation")
     maps, dtype, n = _two_sided(A, b)

@@ -60,6 +60,10 @@ def minres(A: Any, b: Any, x0: Any = None, **settings: Unpack[Settings]) -> Solu
       M: an approximation of |A|⁻¹, positive definite: anything with `@`, or a function r -> M·r.
 
     Other arguments, the `Solution` and the errors are those of `cg`.
+
+    Examples:
+      >>> js.minres(A, b, rtol=1e-8).status
+      <Status.CONVERGED: 0>
     """
     return solve(METHOD, A, b, x0, settings)
 

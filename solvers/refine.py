@@ -70,6 +70,11 @@ def refine(
 
     Raises:
       ValueError, TypeError: as `cg`, or a dtype that is not narrower than that of A and b.
+
+    Examples:
+      >>> sol = js.refine(A, b, rtol=1e-12, dtype="float32")
+      >>> sol.status, sol.x.dtype
+      (<Status.CONVERGED: 0>, dtype('float64'))
     """
     check_choice("method", method, METHODS)
     arguments.refuse_scipy(A, "A")

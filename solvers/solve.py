@@ -64,6 +64,11 @@ def solve(
       A `Solution`, differentiable as that of `cg`. Its `method` is for example "cg with multigrid", and `tried` has a
       line for each way with the reason, the estimate and the outcome. If all fail, x is the best one, and the status is
       SINGULAR if the factors were and x is no least-squares solution.
+
+    Examples:
+      >>> sol = js.solve(A, b, rtol=1e-8)
+      >>> sol.status, sol.method
+      (<Status.CONVERGED: 0>, 'direct')
     """
     given: Any = settings
     M = given["M"]

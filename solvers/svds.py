@@ -100,6 +100,10 @@ def svds(
 
     Raises:
       ValueError, TypeError: as `eigsh`, or A has no shape.
+
+    Examples:
+      >>> js.svds(A, 2).s.round(3).tolist()  # the largest, in descending order
+      [7.236, 6.236]
     """
     shape = getattr(A, "shape", ())
     if len(shape) != 2:

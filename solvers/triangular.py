@@ -36,6 +36,11 @@ def spsolve_triangular(
     Raises:
       ValueError: A is not square, has entries on the other side of the diagonal, or a zero on it; or b has another
         shape. TypeError: not a matrix of jaxsparse_fmt, or one whose pattern is traced.
+
+    Examples:
+      >>> L = js.tril(A)
+      >>> np.allclose(L @ js.spsolve_triangular(L, b), b)
+      True
     """
     n = checks.square(A, "spsolve_triangular")
     if checks.is_transpose(A):

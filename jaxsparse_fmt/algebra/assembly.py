@@ -70,6 +70,11 @@ def assembly(
     Raises:
       ValueError: lengths that differ, an index outside `shape`, or traced indices.
       TypeError: indices that are not integers.
+
+    Examples:
+      >>> pattern = js.assembly([0, 0, 1], [0, 0, 1], (2, 2))
+      >>> pattern(jnp.array([1.0, 2.0, 5.0])).diagonal().tolist()  # one place: a sum
+      [3.0, 5.0]
     """
     with concrete():
         row, col, shape = coordinates(row, col, shape)

@@ -33,6 +33,12 @@ def constrain(A: Any, b: Any, fixed: Any, values: Any = 0.0) -> tuple[Any, Array
     Raises:
       TypeError: A is no matrix of this library, or `fixed` is traced. ValueError: A is not square, a shape or an index
         is wrong, or a fixed row stores no diagonal entry (where A's pattern is not traced).
+
+    Examples:
+      >>> C, c = js.constrain(A, b, [0, 15], 2.0)
+      >>> x = js.cg(C, c).x
+      >>> x[jnp.array([0, 15])].tolist()
+      [2.0, 2.0]
     """
     _check(A)
     n = A.shape[0]

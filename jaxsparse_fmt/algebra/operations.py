@@ -105,6 +105,10 @@ def eye(m: int, n: int | None = None, *, dtype: Any = None, format: str = "csr")
 
     Raises:
       ValueError: a size below 0.
+
+    Examples:
+      >>> js.eye(2).todense().tolist()
+      [[1.0, 0.0], [0.0, 1.0]]
     """
     m = whole_number("m", m)
     n = m if n is None else whole_number("n", n)
@@ -129,6 +133,10 @@ def diags(
 
     Raises:
       ValueError: a diagonal of another length, an offset outside the matrix, or the same offset twice.
+
+    Examples:
+      >>> js.diags([[2.0, 2.0], [1.0]], [0, 1]).todense().tolist()
+      [[2.0, 1.0], [0.0, 2.0]]
     """
     if np.ndim(offsets) == 0:
         offsets, diagonals = [offsets], [diagonals]
@@ -162,6 +170,10 @@ def block(blocks: Sequence[Sequence[Any]], *, format: str | None = None) -> Spar
 
     Raises:
       ValueError: sizes that do not fit. TypeError: a block that is not a matrix of this library on one device.
+
+    Examples:
+      >>> js.block([[A, None], [None, A]]).shape
+      (32, 32)
     """
     rows = [list(row) for row in blocks]
     given = [A for row in rows for A in row if A is not None]
@@ -202,12 +214,22 @@ def _placed(xp: Any, parts: Any, corners: Any) -> Any:
 
 
 def hstack(matrices: Sequence[Any], *, format: str | None = None) -> SparseMatrix:
-    """Matrices side by side, as `block([matrices])`."""
+    """Matrices side by side, as `block([matrices])`.
+
+    Examples:
+      >>> js.hstack([A, A]).shape
+      (16, 32)
+    """
     return block([matrices], format=format)
 
 
 def vstack(matrices: Sequence[Any], *, format: str | None = None) -> SparseMatrix:
-    """Matrices one below the other, as `block` of one column."""
+    """Matrices one below the other, as `block` of one column.
+
+    Examples:
+      >>> js.vstack([A, A]).shape
+      (32, 16)
+    """
     return block([[A] for A in matrices], format=format)
 
 
@@ -216,6 +238,10 @@ def kron(A: Any, B: Any, *, format: str | None = None) -> SparseMatrix:
 
     Raises:
       TypeError: not a matrix of this library on one device.
+
+    Examples:
+      >>> js.kron(js.eye(2), A).shape
+      (32, 32)
     """
 
     patterns.check("kron", A, B)
@@ -226,12 +252,22 @@ def kron(A: Any, B: Any, *, format: str | None = None) -> SparseMatrix:
 
 
 def tril(A: Any, k: int = 0) -> SparseMatrix:
-    """The entries of A on and below diagonal k."""
+    """The entries of A on and below diagonal k.
+
+    Examples:
+      >>> js.tril(A).nnz, js.tril(A, -1).nnz
+      (40, 24)
+    """
     return _triangle("tril", A, k)
 
 
 def triu(A: Any, k: int = 0) -> SparseMatrix:
-    """The entries of A on and above diagonal k."""
+    """The entries of A on and above diagonal k.
+
+    Examples:
+      >>> js.triu(A).nnz, js.triu(A, 1).nnz
+      (40, 24)
+    """
     return _triangle("triu", A, k)
 
 
@@ -256,6 +292,10 @@ def prune(A: Any, tol: float = 0.0) -> SparseMatrix:
 
     Raises:
       ValueError: inside jit, where the values, and so the size of the result, are not known.
+
+    Examples:
+      >>> js.prune(A.with_data(A.data.at[0].set(0.0))).nnz == A.nnz - 1
+      True
     """
     patterns.check("prune", A)
     data = A.data

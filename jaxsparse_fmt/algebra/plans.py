@@ -175,12 +175,23 @@ def add(A: Any, B: Any, *, format: str | None = None) -> Sum:
 
     Raises:
       ValueError: different shapes, or a traced pattern. TypeError: not a matrix of this library on one device.
+
+    Examples:
+      >>> total = js.plan.add(A, A)
+      >>> np.allclose(total(A, A) @ b, 2 * (A @ b))
+      True
     """
     return patterns.remember(_paired("A + B", A, B, format, overlap=False), A, B)
 
 
 def multiply(A: Any, B: Any, *, format: str | None = None) -> Sum:
-    """The plan of A.multiply(B), whose entries are those that both have; arguments as for `add`."""
+    """The plan of A.multiply(B), whose entries are those that both have; arguments as for `add`.
+
+    Examples:
+      >>> square = js.plan.multiply(A, A)
+      >>> np.allclose(square(A, A).data, A.data * A.data)
+      True
+    """
     return patterns.remember(_paired("A.multiply(B)", A, B, format, overlap=True), A, B)
 
 
@@ -245,6 +256,11 @@ def matmul(A: Any, B: Any, *, format: str | None = None) -> Product:
     Raises:
       ValueError: shapes that do not fit, a traced pattern, an operand of 2³¹ entries or more, or as many products of
         two entries, or more products than the free memory holds. TypeError: not a matrix of this library on one device.
+
+    Examples:
+      >>> product = js.plan.matmul(A, A)
+      >>> np.allclose(product(A, A) @ b, A @ (A @ b))
+      True
     """
     return patterns.remember(_matmul(A, B, format), A, B)
 
@@ -285,7 +301,13 @@ def product(A: Any, B: Any) -> SparseMatrix:
 
 
 def triple(P: Any, A: Any, *, format: str | None = None) -> Triple:
-    """The plan of P.T @ A @ P, the Galerkin product; `plan(P, A)` computes it. Arguments as for `matmul`."""
+    """The plan of P.T @ A @ P, the Galerkin product; `plan(P, A)` computes it. Arguments as for `matmul`.
+
+    Examples:
+      >>> P = js.from_scipy(sp.kron(sp.eye_array(8), np.ones((2, 1))), "csr")
+      >>> js.plan.triple(P, A)(P, A).shape  # Pᵀ·A·P
+      (8, 8)
+    """
     inner = matmul(A, P, format="csr")
     middle = inner.result._with_values(jnp.ones(inner.result.nnz, jnp.float32))
     return Triple(inner, _matmul(P.T, middle, format or patterns.format_of(A, P)))

@@ -86,6 +86,10 @@ def rank(S: Any, dtype: Any = None, platform: str | None = None, backend: str = 
 
     Raises:
       ValueError: another platform or backend. TypeError: S is no sparse matrix.
+
+    Examples:
+      >>> js.choose.rank(S)[0].format in js.FORMATS
+      True
     """
     if platform is not None:
         check_choice("platform", platform, ("gpu", "cpu"), ", or None for the one that JAX runs on")
@@ -143,7 +147,13 @@ def _kernels(dtype: np.dtype, platform: str | None, backend: str, device: Any) -
 
 
 def best_layouts(choices: list[Choice]) -> list[Choice]:
-    """The first of `choices` in each format, in their order."""
+    """The first of `choices` in each format, in their order.
+
+    Examples:
+      >>> best = js.choose.best_layouts(js.choose.rank(S))
+      >>> len({c.format for c in best}) == len(best)
+      True
+    """
     of_format: dict[str, Choice] = {}
     for choice in choices:
         of_format.setdefault(choice.format, choice)
@@ -154,6 +164,10 @@ def fitting(choices: list[Choice], csr: Csr, dtype: Any, max_bytes: float | None
     """The `choices` that take at most `max_bytes` and fit the free memory, in their order, for what was ranked.
 
     TooLarge: none does; the message names what the smallest would take, and what would fit.
+
+    Examples:
+      >>> len(js.choose.fitting(js.choose.rank(S), S, np.float64)) > 0
+      True
     """
     free = memory.free()
     held = lambda c: c.nbytes + c.unread  # noqa: E731

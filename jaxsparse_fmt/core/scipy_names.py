@@ -302,6 +302,10 @@ def spmv(A: Any, x: Any, y: Any = None, alpha: Any = 1.0, beta: Any = 0.0) -> Ar
 
     Raises:
       ValueError: y is missing or has another shape while beta is not 0.
+
+    Examples:
+      >>> np.allclose(js.spmv(A, b, b, alpha=2.0, beta=1.0), 2 * (A @ b) + b)
+      True
     """
     A._agree(alpha=alpha, beta=beta, y=y)
     product = A @ x

@@ -60,6 +60,11 @@ def shard(
       ValueError: an unknown mesh axis, mode or other word, a mesh that covers several processes but not all, a shard
         that its device cannot hold, and as in `from_scipy`.
       TypeError: `mesh` is no mesh, S no matrix, or an unknown keyword.
+
+    Examples:
+      >>> D = js.shard(S, mesh)
+      >>> js.cg(D, b, rtol=1e-8).status
+      <Status.CONVERGED: 0>
     """
     axis, parts, mesh = _placed(mesh, axis)
     dtype, backend, max_bytes, layout = _conversion(**options)
@@ -107,6 +112,11 @@ def shard_from_rows(
     Raises:
       ValueError: rows of another shape, `starts` that do not rise from 0 to n, and as in `shard`.
       TypeError: `mesh` is no mesh, `rows_of` returns no matrix, or n or `starts` are no integers.
+
+    Examples:
+      >>> D = js.shard_from_rows(lambda start, stop: S[start:stop], 16, mesh)
+      >>> D.shape
+      (16, 16)
     """
     axis, parts, mesh = _placed(mesh, axis)
     dtype, backend, max_bytes, layout = _conversion(**options)

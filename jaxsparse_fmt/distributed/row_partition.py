@@ -110,6 +110,10 @@ def boxes(shape: int | Sequence[int], parts: int | Sequence[int]) -> np.ndarray:
 
     Raises:
       ValueError: an extent or a number of parts below 1, or not one for each axis.
+
+    Examples:
+      >>> js.boxes((4, 4), 4).tolist()  # of each point of a grid
+      [0, 0, 1, 1, 0, 0, 1, 1, 2, 2, 3, 3, 2, 2, 3, 3]
     """
     extents = [whole_number("an extent of the grid", n, 1) for n in np.atleast_1d(shape)]
     if not extents:

@@ -43,6 +43,10 @@ def holstein_hubbard(
 
     Raises:
         ValueError: an argument out of range or not finite, or 2³¹ rows and more.
+
+    Examples:
+      >>> js.gallery.holstein_hubbard(2, 1, 1).shape
+      (4, 4)
     """
     sites, phonons = whole_number("sites", sites, None), whole_number("phonons", phonons, None)
     if isinstance(electrons, tuple):

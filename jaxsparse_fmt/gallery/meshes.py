@@ -24,6 +24,10 @@ def adaptive_poisson(n: int, levels: int = 3, bodies: int = 10, seed: int = 0) -
 
     Raises:
         ValueError: n below 1, levels or bodies below 0, or 2²⁰ of the smallest cubes along an axis.
+
+    Examples:
+      >>> js.gallery.adaptive_poisson(1).shape[0] > 0
+      True
     """
     given = {"n": n, "levels": levels, "bodies": bodies}
     n, levels, bodies = (whole_number(name, value, None) for name, value in given.items())
@@ -118,6 +122,10 @@ def cfd(n: int, block_size: int = 5, neighbours: float = 62.0, spread: float = 0
 
     Raises:
         ValueError: an argument outside these ranges.
+
+    Examples:
+      >>> js.gallery.cfd(2, neighbours=3).shape
+      (40, 40)
     """
     n, block_size = whole_number("n", n, None), whole_number("block_size", block_size, None)
     if n < 1 or block_size < 1 or not 0 <= spread <= 0.25:

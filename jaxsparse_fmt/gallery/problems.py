@@ -27,6 +27,10 @@ def poisson(n: int | Sequence[int], dim: int = 3) -> sp.csr_array:
 
     Raises:
         ValueError: an extent below 1, or a number of axes other than 1, 2 or 3.
+
+    Examples:
+      >>> js.gallery.poisson(4, dim=2).shape
+      (16, 16)
     """
     extents = _extents(n, dim)
     return _cross(extents, [(-1.0, -1.0)] * len(extents))
@@ -43,6 +47,10 @@ def hpcg(n: int | Sequence[int]) -> sp.csr_array:
 
     Raises:
         ValueError: an extent below 1, or not three axes.
+
+    Examples:
+      >>> js.gallery.hpcg(2).shape
+      (8, 8)
     """
     extents = _extents(n, 3)
     if len(extents) != 3:
@@ -66,6 +74,10 @@ def convection_diffusion(
 
     Raises:
         ValueError: n below 1, a diffusion that is not above 0, or a velocity not of 1 or 3 numbers.
+
+    Examples:
+      >>> js.gallery.convection_diffusion(3).shape
+      (27, 27)
     """
     extents = _extents(whole_number("n", n, None), 3)
     if not (diffusion > 0 and math.isfinite(diffusion)):
@@ -89,6 +101,10 @@ def elasticity(n: int | Sequence[int], poisson_ratio: float = 0.3, clamped: bool
 
     Raises:
         ValueError: too few nodes, not three axes, or a Poisson ratio outside its range.
+
+    Examples:
+      >>> js.gallery.elasticity(2).shape
+      (24, 24)
     """
     extents = _extents(n, 3)
     if len(extents) != 3 or min(extents[1:] if clamped else extents) < 2:
@@ -142,6 +158,10 @@ def rigid_body_modes(points: Any) -> np.ndarray:
 
     Raises:
         ValueError: another shape, or numbers that are not finite.
+
+    Examples:
+      >>> js.gallery.rigid_body_modes(np.zeros((4, 3))).shape
+      (12, 6)
     """
     x = np.asarray(points, np.float64)
     if x.ndim != 2 or x.shape[1] not in (2, 3) or not np.all(np.isfinite(x)) or x.shape[0] == 0:
@@ -172,6 +192,10 @@ def power_law(n: int, mean: float = 16.0, exponent: float = 2.5, seed: int = 0) 
 
     Raises:
         ValueError: an argument outside these ranges.
+
+    Examples:
+      >>> js.gallery.power_law(64).shape
+      (64, 64)
     """
     (n,) = _extents(whole_number("n", n, None), 1)
     if not 0 < mean <= max(1, n / 4):
@@ -209,6 +233,10 @@ def irregular(n: int, mean: float = 14.0, spread: int = 50_000, sigma: float = 0
 
     Raises:
         ValueError: n, mean, spread or sigma below their smallest sensible value (1, 1, 0, 0).
+
+    Examples:
+      >>> js.gallery.irregular(64, spread=8).shape
+      (64, 64)
     """
     (n,) = _extents(whole_number("n", n, None), 1)
     spread = whole_number("spread", spread, None)

@@ -51,6 +51,11 @@ def read_scipy(path: PathLike | BinaryIO) -> "scipy.sparse.csr_array":
         FileNotFoundError, IsADirectoryError: no such file; a folder.
         ValueError: not Matrix Market, or malformed; the message names the file, the line and the cure.
             Sizes that a file of this length cannot hold are refused before anything is allocated.
+
+    Examples:
+      >>> js.io.write_mtx(folder / "A.mtx", S)
+      >>> js.io.read_scipy(folder / "A.mtx").nnz
+      64
     """
     return scipy.sparse.csr_array(parse(path))
 
@@ -65,6 +70,11 @@ def read_vector(path: PathLike) -> np.ndarray:
     Raises:
         FileNotFoundError: no such file.
         ValueError: another extension, a shape that is not a vector's, or a malformed file.
+
+    Examples:
+      >>> js.io.write_vector(folder / "b.npy", b)
+      >>> js.io.read_vector(folder / "b.npy").shape
+      (16,)
     """
     path = os.fspath(path)
     kind = _kind(path, *VECTOR_SUFFIXES)
@@ -97,6 +107,9 @@ def write_vector(
 
     Raises:
         ValueError: another extension, or x not one-dimensional or not numeric.
+
+    Examples:
+      >>> js.io.write_vector(folder / "b.npy", b)
     """
     path = os.fspath(path)
     kind = _kind(kind or path, *VECTOR_SUFFIXES)
@@ -123,6 +136,9 @@ def write_mtx(path: PathLike, matrix: Any, kind: str | None = None) -> None:
 
     Raises:
         ValueError: another extension, or a matrix that is not sparse, two-dimensional and numeric.
+
+    Examples:
+      >>> js.io.write_mtx(folder / "A.mtx", S)
     """
     path = os.fspath(path)
     kind = _kind(kind or path, ".mtx", ".mtx.gz")

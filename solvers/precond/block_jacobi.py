@@ -92,6 +92,10 @@ def block_jacobi(A: Any, block_size: int) -> "BlockJacobi | Schwarz":
     Raises:
       ValueError: A is not square or, outside jit, holds a NaN or an infinity in a block; a block size below 1.
       TypeError: A is neither of the two, or the block size is not an integer.
+
+    Examples:
+      >>> js.cg(A, b, M=js.precond.block_jacobi(A, 4)).success
+      True
     """
     n = checks.square(A, "block_jacobi")
     b = min(arguments.int_at_least(block_size, "block_size", 1), max(n, 1))

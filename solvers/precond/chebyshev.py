@@ -128,6 +128,10 @@ def chebyshev(A: Any, degree: int = 4, bounds: Any = None, M: Any = None) -> Che
       ValueError: A is not square; M is of another size; a negative degree; bounds that are not 0 < λmin ≤ λmax; or,
         without bounds and outside jit, A is not positive definite or holds a NaN. TypeError: A or M is a function, or
         bounds are not two numbers.
+
+    Examples:
+      >>> js.cg(A, b, M=js.precond.chebyshev(A)).success
+      True
     """
     n = checks.square(A, "chebyshev")
     degree = arguments.int_at_least(degree, "degree", 0)

@@ -115,6 +115,11 @@ def coarse_space(A: Any, W: Any, M: Any = None) -> CoarseSpace:
       ValueError: A is a function or not square; W has another shape or, outside jit, a NaN, an infinity or dependent
         columns. Inside jit a column that others span changes nothing, and a NaN makes M @ r NaN. TypeError: M is a
         function, or W is complex where A is not.
+
+    Examples:
+      >>> W = js.precond.subdomains(np.ones(16), np.arange(16) // 4)
+      >>> js.cg(A, b, M=js.precond.coarse_space(A, W)).success
+      True
     """
     if callable(A):
         raise ValueError(
@@ -168,6 +173,10 @@ def subdomains(B: Any, parts: Any) -> Any:
     Raises:
       ValueError: shapes that do not fit, no point in any subdomain, a NaN or an infinity. TypeError: parts are not
         whole numbers.
+
+    Examples:
+      >>> js.precond.subdomains(np.ones(16), np.arange(16) // 4).shape
+      (16, 4)
     """
     B, parts = np.asarray(B), np.asarray(parts)
     B = B[:, None] if B.ndim == 1 else B

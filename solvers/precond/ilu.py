@@ -39,6 +39,10 @@ def ilu(A: Any, *, drop_tol: float = 1e-4, fill: float = 10.0) -> IncompleteFact
       SolverError: A is singular, or holds a NaN; for traced values `M @ r` is NaN instead, which a solver reports as
         NON_FINITE. ValueError: A is not square, or sharded; or drop_tol or fill lie elsewhere. TypeError: not a matrix
         of jaxsparse_fmt.
+
+    Examples:
+      >>> js.gmres(A, b, M=js.precond.ilu(A)).success
+      True
     """
     drop_tol, fill = float(arguments.tolerance(drop_tol, "drop_tol")), float(arguments.tolerance(fill, "fill"))
     if drop_tol > 1 or fill < 1:

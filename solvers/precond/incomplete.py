@@ -153,6 +153,10 @@ def incomplete_cholesky(A: Any, *, solve_sweeps: int | None = None, shift: float
 
     Warns:
       RuntimeWarning: α exceeds 1, so that M may be worse than none.
+
+    Examples:
+      >>> js.cg(A, b, M=js.precond.incomplete_cholesky(A)).success
+      True
     """
     return _incomplete(A, CHOLESKY, solve_sweeps, shift)
 
@@ -172,6 +176,10 @@ def incomplete_lu(A: Any, *, solve_sweeps: int | None = None, shift: float = 0.0
       shift: as in `incomplete_cholesky`.
 
     Raises, warns: as `incomplete_cholesky`, but the diagonal need not be positive, only nonzero.
+
+    Examples:
+      >>> js.gmres(A, b, M=js.precond.incomplete_lu(A)).success
+      True
     """
     return _incomplete(A, LU, solve_sweeps, shift)
 

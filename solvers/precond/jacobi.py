@@ -41,6 +41,10 @@ def jacobi(A: Any) -> Jacobi:
 
     Raises:
       ValueError: A is not square. TypeError: A has no diagonal to read.
+
+    Examples:
+      >>> js.cg(A, b, M=js.precond.jacobi(A)).iterations > 0
+      True
     """
     return Jacobi(_inverted(_diagonal(A)))
 

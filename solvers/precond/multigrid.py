@@ -205,6 +205,11 @@ def multigrid(
       RuntimeWarning: the cycle diverges, found by a power iteration on I − M·A. A hierarchy of a matrix that is
         Hermitian and, as far as the set-up saw, positive semidefinite is not examined: its V-cycle converges in
         the norm of A.
+
+    Examples:
+      >>> M = js.precond.multigrid(A, max_coarse=4)
+      >>> js.cg(A, b, M=M, rtol=1e-8).success, len(M.sizes)
+      (True, 2)
     """
     degree, most = _checked(cycle, degree), MAX_COARSE
     if max_coarse is not None:
@@ -279,6 +284,10 @@ def multigrid_from(
       A: the finest matrix where a matrix of jaxsparse_fmt has it already, whose arrays the finest level then shares;
         None takes that of the first level.
       cycle, degree, dtype: as in `multigrid`, which has the errors and warnings, too.
+
+    Examples:
+      >>> levels = pyamg.ruge_stuben_solver(sp.csr_matrix(S))  # doctest: +SKIP
+      >>> M = js.precond.multigrid_from(levels, A)  # doctest: +SKIP
     """
     degree, coarsening = _checked(cycle, degree), _hierarchy.Given(getattr(levels, "levels", levels))
     A = coarsening.levels[0].A if A is None else A

@@ -112,6 +112,11 @@ def schwarz(A: Any, local: Callable[[Any], Any] = ilu, overlap: int = 0) -> Schw
     Raises:
       ValueError: A is not sharded, or not square; another overlap; what `local` makes cannot have one shape for all
         devices; and as `local`. TypeError: A is traced, or local is not a function.
+
+    Examples:
+      >>> D = js.shard(S, mesh)
+      >>> js.cg(D, b, M=js.precond.schwarz(D, js.precond.jacobi)).success
+      True
     """
     checks.square(A, "schwarz")
     if getattr(A, "name", None) != "sharded":

@@ -34,6 +34,10 @@ def use_backend(name: str) -> Iterator[None]:
 
     Raises:
       ValueError: unknown name.
+
+    Examples:
+      >>> with js.use_backend("xla"):
+      ...     y = A @ b
     """
     with _backend(check_backend(name)):
         yield

@@ -1,0 +1,46 @@
+"""Every public function shows an example in its docstring, which runs as printed."""
+
+import doctest
+import inspect
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+pytest.importorskip("matplotlib")
+import jaxsparse as js
+from docs import assemble
+
+FUNCTIONS = {
+    f"{module.__name__}.{name}": getattr(module, name)
+    for _, named in assemble.API.values()
+    for module, names in named.items()
+    for name in names.split()
+    if not isinstance(getattr(module, name), type)
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_public_function_has_an_example(name):
+    assert "\nExamples:\n  >>> " in (inspect.getdoc(FUNCTIONS[name]) or "")
+
+
+@pytest.fixture(scope="module")
+def names(tmp_path_factory):
+    """What the examples use, as `assemble.EXAMPLES_USE` tells it to readers."""
+    found = {"jax": jax, "jnp": jax.numpy, "np": np, "sp": sp, "js": js}
+    found["folder"] = pathlib.Path(tmp_path_factory.mktemp("examples"))
+    wide = jax.config.jax_enable_x64
+    exec(assemble.EXAMPLES_USE, found)
+    yield found
+    jax.config.update("jax_enable_x64", wide)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_example_of_a_function_runs_as_printed(name, names, capsys):
+    text = inspect.getdoc(FUNCTIONS[name]) or ""
+    example = doctest.DocTestParser().get_doctest(text, dict(names), name, None, 0)
+    assert example.examples and doctest.DocTestRunner(verbose=False).run(example).failed == 0, capsys.readouterr().out
