@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from solvers.gmres import gmres
     from solvers.idrs import idrs
     from solvers.lobpcg import lobpcg
+    from solvers.logdet import logdet
     from solvers.lsmr import LeastSquaresSolution, lsmr
     from solvers.minres import minres
     from solvers.refine import refine
@@ -51,6 +52,7 @@ __all__ = [
     "gmres",
     "idrs",
     "lobpcg",
+    "logdet",
     "lsmr",
     "minres",
     "precond",
@@ -73,6 +75,7 @@ import_late(
         "gmres": "gmres",
         "idrs": "idrs",
         "lobpcg": "lobpcg",
+        "logdet": "logdet",
         "lsmr": "lsmr LeastSquaresSolution",
         "minres": "minres",
         "precond": "precond",

@@ -23,6 +23,7 @@ from solvers.core.solve import solve
 from solvers.core.space import Space, length
 from solvers.core.stopping import ROUNDED, status_of
 from solvers.host import Host
+from solvers.logdet import inverse_entries, sample, slogdet
 from solvers.precond import _checks as checks
 from solvers.solution import Solution, SolverError, Status
 
@@ -57,6 +58,34 @@ class Factorized(factors.Inverse):
         """Solves A·x = b, with refinement; see `direct`."""
         b = arguments.vectors(b, "b")
         return solved(self.A, b, None, _settings(self, self.A, b, rtol, atol, adjoint))
+
+    @standard_promotion
+    def logdet(self) -> tuple[Array, Array]:
+        """The sign of det A (of a complex A det A / |det A|) and log|det A|, with derivatives as of `logdet`."""
+        return slogdet(self.A, "logdet")
+
+    @standard_promotion
+    def inverse_entries(self) -> Array:
+        """[nnz], the entries of A⁻¹ at the places of A's entries, in the order of A.data; differentiable once.
+
+        Those on the diagonal are the marginal variances of a Gaussian with the precision matrix A. It costs some four
+        factorizations where A's pattern is symmetric, and the fill of A + Aᵀ otherwise.
+        """
+        return inverse_entries(self.A)
+
+    @standard_promotion
+    def sample(self, z: Any) -> Array:
+        """x with covariance A⁻¹ from standard normal z, [n] or [n, k], for a positive definite A; linear in z.
+
+        Raises:
+          SolverError: A is not symmetric positive definite; its status is NOT_POSITIVE_DEFINITE. If A is traced, x is
+            NaN. NotImplementedError: a derivative by A's values.
+        """
+        z = arguments.vectors(z, "z")
+        x = sample(self.A, z)
+        if not arguments.is_traced(x) and not bool(jnp.all(jnp.isfinite(x))):
+            raise SolverError(Status.NOT_POSITIVE_DEFINITE, f"sample: {Status.NOT_POSITIVE_DEFINITE.message}")
+        return x
 
     @property
     @standard_promotion

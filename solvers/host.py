@@ -161,9 +161,9 @@ class Host:
         """
         order = self.order(ordering)
         try:
-            found = _column_counts(self.pattern, order)
+            found, *_ = column_counts(self.pattern, order)
             if ordering == self.ordering == COLAMD:
-                found = np.sqrt(np.multiply(found, _column_counts(_by_rows(self.S, order), order)))
+                found = np.sqrt(np.multiply(found, column_counts(_by_rows(self.S, order), order)[0]))
         except ImportError:
             return self.envelope
         entries, work = found
@@ -204,13 +204,18 @@ class Host:
             check(self.factor_entries)
 
 
-def _column_counts(pattern: Any, order: np.ndarray) -> tuple[float, float]:
-    """Sums of the columns' entries in the Cholesky factor of a symmetric pattern in CSR, and of their squares."""
+def column_counts(pattern: Any, order: np.ndarray) -> tuple[tuple[float, float], np.ndarray, np.ndarray]:
+    """Of the Cholesky factor of a symmetric pattern in CSR, in an order of elimination.
+
+    Returns:
+      The sums of the columns' entries and of their squares; [n], the entries of each column; [n], the parents in the
+      elimination tree.
+    """
     n = len(order)
     ptr, col = pattern.indptr.astype(np.int64), pattern.indices.astype(np.int32)
     parent, count = np.full(n, -1, np.int64), np.zeros(n, np.int64)
     over_rows(elimination.column_counts, n, 8 * n, ptr, col, order.astype(np.int64), parent, count, rows=n)
-    return float(np.sum(count)), float(np.sum(count.astype(float) ** 2))
+    return (float(np.sum(count)), float(np.sum(count.astype(float) ** 2))), count, parent
 
 
 def _by_rows(S: Any, order: np.ndarray) -> Any:

@@ -241,7 +241,7 @@ class Factor:
     recipe: Recipe
 
     def __call__(self, *entries: Any) -> np.ndarray:
-        batch, each = _each(entries, (1, 1, 1))
+        batch, each = members(entries, (1, 1, 1))
         room = 2 * len(each)  # a batch of matrices, and that of their transposes
         digests = [digest_of(self.n, self.recipe, *one) for one in each]
         for (row, col, values), digest in zip(each, digests, strict=True):
@@ -263,7 +263,7 @@ class Solve:
     ndim: int  # of r
 
     def __call__(self, *given: Any) -> np.ndarray:
-        batch, each = _each(given, (1, 1, 1, 1, self.ndim))
+        batch, each = members(given, (1, 1, 1, 1, self.ndim))
         x = np.full((len(each), *given[-1].shape[-self.ndim :]), np.nan, self.dtype)
         for k, (row, col, values, digest, r) in enumerate(each):
             found = kept(self.n, self.recipe, row, col, values, digest.tobytes(), 2 * len(each))
@@ -272,7 +272,7 @@ class Solve:
         return x.reshape(*batch, *x.shape[1:])
 
 
-def _each(arrays: Any, ndims: tuple[int, ...]) -> tuple[tuple[int, ...], list[Any]]:
+def members(arrays: Any, ndims: tuple[int, ...]) -> tuple[tuple[int, ...], list[Any]]:
     """The shape of a batch, and its members: arrays of `ndims` axes, after others that are those of the batch or 1."""
     arrays = [np.asarray(a) for a in arrays]
     batch = np.broadcast_shapes(*(a.shape[: a.ndim - ndim] for a, ndim in zip(arrays, ndims, strict=True)))

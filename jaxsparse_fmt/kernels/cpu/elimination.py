@@ -1,4 +1,4 @@
-"""Elimination without fill (Saad, Iterative Methods, Algorithm 10.4), levels, and column counts, of a matrix in CSR."""
+"""Elimination without fill (Saad, Iterative Methods, Algorithm 10.4), and what factors hold: levels, counts, inverses."""
 
 
 def eliminate(begin, end, marks, ptr, col, diagonal, a):
@@ -109,3 +109,52 @@ def column_counts(begin, end, marks, ptr, col, order, parent, count):
     for j in range(n):
         if parent[j] >= 0:
             count[parent[j]] += count[j]
+
+
+def filled(begin, end, marks, ptr, col, parent, start, row):
+    """Rows below the diagonal of each column of the Cholesky factor, increasing, by its elimination tree (Liu 1990).
+
+    ptr, col           a symmetric pattern in its order of elimination
+    parent             [n], of `column_counts`
+    start              [n + 1], where each column begins in row
+    marks              [2·n]
+    """
+    n = end
+    for i in range(n):
+        marks[i] = i
+        for p in range(ptr[i], ptr[i + 1]):
+            j = col[p]
+            while j < i and marks[j] != i:
+                marks[j] = i
+                marks[n + j] += 1
+                row[start[j] + marks[n + j]] = i
+                j = parent[j]
+
+
+def selected_inverse(begin, end, marks, start, row, pivot, lower, upper, diagonal, left, right):
+    """Entries of Z = (L·D·U)⁻¹ on the pattern of L and U, from the last column on (Erisman and Tinney 1975).
+
+    lower, upper       L[i, j] and U[j, i] below and beyond diagonals of ones, for the rows i of column j
+    pivot              [n], D
+    diagonal           [n], Z[j, j]
+    left, right        Z[i, j] and Z[j, i], 0 at first
+    """
+    n = end
+    for k in range(n):
+        j = n - 1 - k
+        for p in range(start[j], start[j + 1]):
+            marks[row[p]] = p
+        for p in range(start[j], start[j + 1]):
+            i = row[p]
+            left[p] -= diagonal[i] * lower[p]
+            right[p] -= upper[p] * diagonal[i]
+            for q in range(start[i], start[i + 1]):
+                m = marks[row[q]]
+                if m >= start[j] and m < start[j + 1]:
+                    left[m] -= left[q] * lower[p]
+                    left[p] -= right[q] * lower[m]
+                    right[m] -= upper[p] * right[q]
+                    right[p] -= upper[m] * left[q]
+        diagonal[j] = 1 / pivot[j]
+        for p in range(start[j], start[j + 1]):
+            diagonal[j] -= upper[p] * left[p]
