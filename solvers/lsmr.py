@@ -22,7 +22,6 @@ from jax.core import Tracer
 
 from jaxsparse_fmt._types import exportable, owned, pytree
 from jaxsparse_fmt.core import mesh_axes
-from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from solvers.core import arguments, iterate, opaque, program
 from solvers.core.interrupts import calling
 from solvers.core.iterate import Options, System
@@ -86,6 +85,7 @@ def lsmr(A: Any, b: Any, x0: Any = None, *, damp: float = 0.0, **settings: Unpac
       >>> js.lsmr(tall, np.ones(32), rtol=1e-8).status
       <Status.CONVERGED: 0>
     """
+    vectors = {"b": b, "x0": x0}
     b = arguments.nonempty(b, "b", "least squares needs at least one equation")
     maps, dtype, n = _two_sided(A, b)
     x0 = None if x0 is None else arguments.vectors(x0, "x0")
@@ -99,8 +99,13 @@ def lsmr(A: Any, b: Any, x0: Any = None, *, damp: float = 0.0, **settings: Unpac
     options, adjoint, limits = settled(settings, (maps, b), n, 10 * min(b.shape[0], n))
     if adjoint == "unrolled":
         raise TypeError("adjoint must be a solvers.Adjoint for lsmr, which is not unrolled; got 'unrolled'")
+    own, *bases = arguments.in_bases(maps[0])
+    numbers = {name: settings.get(name) for name in ("rtol", "atol", "maxiter", "history", "check_every")}
+    bases[1].agree(lambda: vectors | {"damp": damp, "M": arguments.described(M)} | numbers)
+    b, x0 = bases[1].placed(b), bases[0].placed(x0)
     with calling(options):
-        return _solve((options, adjoint, n), (*maps, arguments.over_columns(M)), IDENTITY, b, x0, factor, limits)
+        maps = own, maps[1], arguments.over_columns(M)
+        return _solve((options, adjoint, n), maps, cast(Any, tuple(bases)), b, x0, factor, limits)
 
 
 def _two_sided(A: Any, b: Array) -> tuple[tuple[Any, Any], Any, int]:
@@ -138,9 +143,11 @@ def _two_sided(A: Any, b: Array) -> tuple[tuple[Any, Any], Any, int]:
 
 
 def _compute(
-    plan: Any, maps: tuple[Any, Any, Any], _: Basis, b: Array, x0: Any, damp: Any, limits: Limits
+    plan: Any, maps: tuple[Any, Any, Any], bases: Any, b: Array, x0: Any, damp: Any, limits: Limits
 ) -> LeastSquaresSolution:
-    (options, adjoint, n), m, dtype, (forth, back, M) = plan, b.shape[0], b.dtype, maps
+    (options, adjoint, n), dtype, (forth, back, M), (of_x, of_b) = plan, b.dtype, maps, bases
+    b, x0 = of_b.enter(b), None if x0 is None else of_x.enter(x0)
+    m, n = b.shape[0], n if back is not None else forth.shape[1]
     if back is None:
         A = arguments.prepared(forth, transposed=True)
         forth, back = (lambda v: A @ v), (lambda u: adjoint_product(A, u))
@@ -155,12 +162,12 @@ def _compute(
     like = (forth, unknown), (back, rows)
     K = Maps(*(program.traced(lambda v, f=f: f(v).astype(dtype), example) for f, example in like))
     if M is not None:
-        precondition = M
-        M = program.traced(lambda r: arguments.apply(precondition, r).astype(dtype), unknown)
+        precondition = arguments.entered(M, of_x)
+        M = program.traced(lambda r: precondition(r).astype(dtype), unknown)
     M, x0, limits = lax.stop_gradient((M, x0, limits))
     x, end = LeastSquares(options, adjoint)(System(K, M, rows, x0, limits))
     norms = end.norms if options.history_length else None
-    return LeastSquaresSolution(x, end.code, end.k, length(end.r[:m]), norms, end.normal)
+    return LeastSquaresSolution(of_x.leave(x), end.code, end.k, length(end.r[:m]), norms, end.normal)
 
 
 def _examples(plan: Any, b: Array) -> tuple[Any, Any, Any]:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxsparse_fmt._types import exportable, pytree
+from jaxsparse_fmt.core.basis import Basis
 from solvers.core import arguments
 from solvers.core.scaling import scaled
 from solvers.core.space import HERE, exponent, length
@@ -59,7 +60,15 @@ class Square:
 
     @property
     def shape(self) -> tuple[int, int]:
-        return (min(self.A.shape),) * 2
+        return (self.A.shape[1 if self.tall else 0],) * 2
+
+    @property
+    def in_basis(self) -> "Square":
+        return dataclasses.replace(self, A=arguments.in_bases(self.A)[0])
+
+    @property
+    def basis(self) -> Basis:
+        return arguments.in_bases(self.A)[1 if self.tall else 2]
 
     @property
     def dtype(self) -> Any:

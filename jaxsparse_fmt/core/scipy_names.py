@@ -12,6 +12,7 @@ from jax.core import Tracer
 
 from jaxsparse_fmt import _html
 from jaxsparse_fmt._types import Array, as_floating, check_keeps_imaginary, owned, readable_bytes, requested_dtype
+from jaxsparse_fmt.core.basis import IDENTITY, Basis
 
 # What makes matrices of matrices on one device, by name; `algebra/operations.py` fills it.
 OPERATORS: dict[str, Callable[..., Any]] = {}
@@ -50,6 +51,10 @@ class ScipyNames:
         return contextlib.nullcontext()
 
     # --------------------------------------------------------------------------------------------------- products
+
+    def _in_bases(self) -> tuple[Any, Basis, Basis]:
+        """The matrix between vectors that have entered two bases, that of x and that of y, and these."""
+        return self, IDENTITY, IDENTITY
 
     def _prepared(self, transposed: bool) -> Self:
         """The same matrix for many products, or for many transposed ones."""

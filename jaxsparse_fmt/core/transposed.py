@@ -10,6 +10,7 @@ import scipy
 
 from jaxsparse_fmt._types import Array, Csr, CsrArrays, pytree
 from jaxsparse_fmt.core import entry_index
+from jaxsparse_fmt.core.basis import Basis
 from jaxsparse_fmt.core.scipy_names import OnOneDevice
 
 
@@ -67,6 +68,10 @@ class Transposed(OnOneDevice):
 
     def _agree(self, **given: Any) -> None:
         self.A._agree(**given)
+
+    def _in_bases(self) -> tuple[Any, Basis, Basis]:
+        own, of_x, of_y = self.A._in_bases()
+        return Transposed(own), of_y, of_x
 
     def _failing_together(self) -> AbstractContextManager[None]:
         return self.A._failing_together()

@@ -130,8 +130,9 @@ class ShardedBasis(EnteredBasis):
         """The user's vector [n] or [n, p] in the inner order, with zeros in empty places."""
         return _enter(self, x)
 
-    def leave(self, y: Array, like: Any = None) -> Array:
-        """A vector in the inner order, brought back to the user's.
+    def leave(self, y: Array, like: Any = None, padded: bool = False) -> Array:
+        """A vector in the inner order, brought back to the user's; `padded` with zeros to even blocks, which always lie
+        over the devices.
 
         The result lies in even blocks if n allows them. On explicit mesh axes it does so only if `like`, a vector of
         the user's, does: JAX's types of sharded vectors forbid some operations that whole vectors allow, such as an
@@ -139,7 +140,7 @@ class ShardedBasis(EnteredBasis):
         """
         axes = {*mesh_axes.names(self.over.axis)}
         blocks = self.has_even_blocks and like is not None and axes <= {*mesh_axes.axes_of(like)[0]}
-        return _leave(self, y, self.over.axis if blocks else None)
+        return _leave(self, y, self.over.axis if blocks else None, padded)
 
     def accept(self, x: Any, given: Any = None) -> Any:
         """The user's vector, moved to the mesh as by `placed`.
@@ -174,14 +175,18 @@ class ShardedBasis(EnteredBasis):
             if its == mesh or its.abstract_mesh == jax.sharding.get_abstract_mesh():
                 return x
             return jax.device_put(x, NamedSharding(Mesh(its.devices, its.axis_names), x.sharding.spec))
-        return jax.device_put(x, NamedSharding(mesh, PartitionSpec(self.over.axis if self.has_even_blocks else None)))
+        return jax.device_put(x, NamedSharding(mesh, PartitionSpec(self.over.axis if self._is_even(x) else None)))
+
+    def _is_even(self, x: Any) -> bool:
+        """Whether a user's vector, perhaps padded, can lie on the devices in even blocks."""
+        return x.shape[0] > 0 and x.shape[0] % self.devices == 0
 
     def noise(self, shape: tuple[int, ...], dtype: Any) -> Array:
         return _noise(self.over, shape, dtype) if self.has_even_blocks else super().noise(shape, dtype)
 
     def _spread(self, x: Any) -> Any:
         """A vector that every process has whole, spread over the mesh in even blocks if n allows them."""
-        several, even = not alone(self.over.mesh), self.has_even_blocks and self.n > 0
+        several, even = not alone(self.over.mesh), self._is_even(x)
         if in_trace() if several else not even:  # a program holds no array of several processes
             return x
         self.over.check_context()
@@ -210,16 +215,17 @@ def _enter(basis: ShardedBasis, x: Array) -> Array:
     return over.by_xla(entered, (basis, x), mesh_axes.spec_like(x, over.axis))
 
 
-@functools.partial(jax.jit, static_argnums=2)
-def _leave(basis: ShardedBasis, y: Array, explicit: Any) -> Array:
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def _leave(basis: ShardedBasis, y: Array, explicit: Any, padded: bool) -> Array:
     over = basis.over
 
     def left(basis: ShardedBasis, y: Array) -> Array:
         if basis.route is not None:
-            out = over.each(functools.partial(Route.block, m=over.even.size), basis.route, y)[: basis.n]
+            out = over.each(functools.partial(Route.block, m=over.even.size), basis.route, y)
         else:
-            out = _on_pieces(y, over, back=True)[: basis.n]
-        return constrained(out, over) if basis.has_even_blocks else out
+            out = _on_pieces(y, over, back=True)
+        out = out if padded else out[: basis.n]
+        return constrained(out, over) if padded or basis.has_even_blocks else out
 
     return over.by_xla(left, (basis, y), mesh_axes.spec_like(y, explicit))
 

@@ -5,6 +5,7 @@ On the host rows and columns have the numbers of the inner order without its emp
 `starts[k]` to `starts[k + 1]` − 1.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -24,10 +25,11 @@ Array = jax.Array
 Sharded = Any  # a ShardedMatrix, whose module imports this one
 
 
-@jax.jit
-def data(A: Sharded) -> Array:
-    """The values [nnz]."""
-    return A.data_basis.leave(A.range.over.each(lambda shards: _by_entry(A, shards.entries(), 3), A.shards))
+@functools.partial(jax.jit, static_argnums=1)
+def data(A: Sharded, padded: bool) -> Array:
+    """The values [nnz], or padded with zeros to equal pieces."""
+    values = A.range.over.each(lambda shards: _by_entry(A, shards.entries(), 3), A.shards)
+    return A.data_basis.leave(values, padded=padded)
 
 
 @jax.jit

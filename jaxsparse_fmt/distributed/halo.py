@@ -39,6 +39,9 @@ Array = jax.Array
 # others, 250 and 237 (Holstein-Hubbard 6, 6, 12; by hand, 2026-11-26, JAX 0.11.2). So slabs and boxes with large faces
 # take permutes; small pieces, and devices with many neighbours, one all_to_all.
 ROUND = 2**21
+# Times the places that permutes fill, to which the buffer of an all_to_all may grow: with few neighbours among many
+# devices it would be as long as a vector.
+LARGEST = 8
 
 
 def _static(default: Any) -> Any:
@@ -138,7 +141,8 @@ def plan(needs: dict[int, np.ndarray], over: Distribution, itemsize: int = 8) ->
     distances, number = np.unique((source - target) % parts, return_inverse=True)
     sizes, rounds, longest = np.zeros(len(distances), np.int64), len(distances), int(count.max())
     np.maximum.at(sizes, number, count)
-    if ((parts - 1) * longest - int(sizes.sum())) * itemsize < ROUND * (rounds - 1):  # its own list crosses no link
+    more = (parts - 1) * longest - int(sizes.sum())  # its own list crosses no link
+    if more * itemsize < ROUND * (rounds - 1) and parts * longest <= LARGEST * int(sizes.sum()):
         how = Exchange(sizes=(longest,), pairs=None, width=parts * longest, axis=over.axis)
         sent, place, reason = longest * target, longest * source, f"all_to_all instead of {rounds} permutes"
     else:

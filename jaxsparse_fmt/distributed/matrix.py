@@ -174,7 +174,7 @@ class ShardedMatrix(ShardedAlgebra):
     def _of_piece(self, what: str, f: Callable[[Shards, Array], Array], x: Any, basis: ShardedBasis) -> Array:
         over, held = basis.over, self.shards.blocks[0].values.shape[0]
         if not self.is_entered or held != 1:
-            it = "a product in the user's order" if not self.is_entered else f"a matrix of {held} devices' shards"
+            it = "A @ x, in the user's order," if not self.is_entered else f"a matrix of {held} devices' shards"
             raise ValueError(
                 f"{it} is not for one device; inside shard_map over {over.axis!r} use A.in_basis @ piece, with A an "
                 f"argument of in_specs PartitionSpec({over.axis!r})"
@@ -231,6 +231,12 @@ class ShardedMatrix(ShardedAlgebra):
         self._check_devices()
         return EnteredBasis(over=self.domain.over) if self.is_entered else self.domain
 
+    def _in_bases(self) -> tuple[Any, Basis, Basis]:
+        if self.is_entered or self.domain.over.is_manual:
+            return self, IDENTITY, IDENTITY
+        self._check_devices()
+        return dataclasses.replace(self, is_entered=True), self.domain, self.range
+
     def _check_devices(self) -> None:
         """Raises a ValueError if the arrays no longer lie on the devices for which the matrix was made."""
         held, mesh = self.shards.blocks[0].values, self.range.over.mesh
@@ -265,9 +271,21 @@ class ShardedMatrix(ShardedAlgebra):
 
     @property
     def data(self) -> Array:
-        """The entries [nnz] in canonical order of the user's rows, then columns; for `in_basis` too."""
+        """The entries [nnz] in canonical order of the user's rows, then columns; for `in_basis` too.
+
+        Unless the number of devices divides nnz every device has all of them; see `padded_data`.
+        """
         self._check_devices()
-        return entries.data(self)
+        return entries.data(self, False)
+
+    @property
+    def padded_data(self) -> Array:
+        """`data` with zeros after its nnz entries, in pieces of one size, of which each device has its own.
+
+        `with_data` takes such an array, too, and ignores its end: gradients by it are no larger than the matrix.
+        """
+        self._check_devices()
+        return entries.data(self, True)
 
     @property
     def row_ids(self) -> Array:
@@ -293,15 +311,17 @@ class ShardedMatrix(ShardedAlgebra):
         """The same pattern with other entries; traceable and differentiable.
 
         Args:
-          data: [nnz] in canonical order.
+          data: [nnz] in canonical order, or as `padded_data`.
 
         Raises:
           ValueError: another shape.
         """
         with self._failing_together():
             self._check_devices()
-            data = self.data_basis.accept(entry_index.checked(data, self.nnz), data)
-        return with_values(self, entries.values_of(self, data))
+            padded = self.data_basis.over.even.places
+            size = padded if jnp.shape(data) == (padded,) else self.nnz
+            own = self.data_basis.accept(entry_index.checked(data, size), data)
+        return with_values(self, entries.values_of(self, own))
 
     def data_of(self, gradient: Self) -> Array:
         """The entries [nnz] of a gradient by this whole matrix, in the order of `data`; as `SparseMatrix.data_of`."""

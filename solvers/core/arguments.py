@@ -237,6 +237,11 @@ def in_basis(A: Any) -> tuple[Any, Basis]:
     return getattr(A, "in_basis", A), getattr(A, "basis", IDENTITY)
 
 
+def in_bases(A: Any) -> tuple[Any, Basis, Basis]:
+    """A of any shape between vectors that have entered two bases, that of x and that of A·x, and these."""
+    return A._in_bases() if hasattr(A, "_in_bases") else (A, IDENTITY, IDENTITY)
+
+
 def part(A: Any) -> float:
     """How much of a vector that A takes lies in the memory whose free bytes `memory.free` finds."""
     basis: Any = getattr(A if hasattr(A, "basis") else getattr(A, "T", None), "basis", IDENTITY)

@@ -9,6 +9,7 @@ import jaxsparse_fmt as jsf
 from jaxsparse_fmt.core.matrix import FORMATS, SparseMatrix
 from solvers import cg
 from tests.distributed.problems import MESH
+from tests.distributed.programs import facts
 from tests.lowering import QUICK
 from tests.marks import deep, few
 
@@ -61,3 +62,18 @@ def test_a_gradient_by_the_entries_of_what_auto_takes_needs_no_jit():
     A = jsf.shard(S, MESH)
     got = jax.grad(lambda data: cg(A.with_data(data), jnp.ones(40), rtol=1e-12).x.sum())(A.data)
     agree(got, jax.grad(lambda data: dense(data, jnp.ones(40)).sum())(S.data), 1e-7)
+
+
+def test_a_gradient_by_padded_data_is_whole_on_no_device():
+    """118 entries on 8 devices: pieces of 15, of which the last two places have no entry."""
+    A = jsf.shard(S, MESH, format="csr", by="rows", reorder=np.random.default_rng(0).permutation(40))
+    data = A.padded_data
+    assert S.nnz == 118 and data.shape == (120,) and {s.data.shape for s in data.addressable_shards} == {(15,)}
+    np.testing.assert_array_equal(data, np.append(S.data, [0, 0]))
+    loss = lambda A, data, b: jnp.sum(jnp.sin(cg(A.with_data(data), b, rtol=1e-13).x))  # noqa: E731
+    program = jax.jit(jax.grad(loss, argnums=1)).lower(A, data, A.basis.placed(B)).compile()
+    got = program(A, data, A.basis.placed(B))
+    wanted = jax.grad(lambda data: jnp.sum(jnp.sin(dense(data, B))))(S.data)
+    agree(got, np.append(wanted, [0, 0]), 1e-7)
+    assert {s.data.shape for s in got.addressable_shards} == {(15,)}
+    assert facts(program.as_text())["collectives"]["all-gather"] == 0

@@ -42,6 +42,7 @@ STEPS = {
     "gmres": (functools.partial(solvers.gmres, restart=3), 1, 3),
     "bicgstab": (solvers.bicgstab, 2, 3),
     "minres": (solvers.minres, 1, 3),
+    "lsmr": (solvers.lsmr, 2, 2),
 }
 
 
@@ -162,3 +163,16 @@ def test_a_sharded_matrix_is_an_M_and_in_the_order_of_A_takes_one_exchange_a_ste
     if exchanges is not None:
         steps = [of for of in facts(program.as_text())["loops"] if of["all-to-all"] == exchanges]
         assert steps and not any(of["all-gather"] for of in steps)
+
+
+@pytest.mark.parametrize("shape", few([((60, 60),), ((90, 40),), ((40, 90),)], 1))
+def test_least_squares_and_singular_values_stay_in_the_order_of_the_shards(shape):
+    rng = np.random.default_rng(0)
+    S = sp.csr_array(sp.random_array(shape, density=0.1, rng=rng) + 2 * sp.eye_array(*shape))
+    B, b = on_mesh(S), S @ rng.standard_normal(shape[1])
+    sol = solvers.lsmr(B, b, rtol=1e-12)
+    np.testing.assert_allclose(sol.x, np.linalg.lstsq(S.toarray(), b)[0], rtol=0, atol=1e-8)
+    np.testing.assert_allclose(solvers.lsmr(B.T, S.T @ b).x, np.linalg.lstsq(S.T.toarray(), S.T @ b)[0], atol=1e-3)
+    program = jax.jit(lambda B: solvers.svds(B, 2)).lower(B).compile()
+    assert not any(of["all-gather"] for of in facts(program.as_text())["loops"])
+    np.testing.assert_allclose(program(B).s, np.linalg.svd(S.toarray())[1][:2], rtol=1e-10)
