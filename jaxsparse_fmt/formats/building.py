@@ -24,7 +24,7 @@ from jaxsparse_fmt._types import (
 )
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.formats import memory
-from jaxsparse_fmt.kernels.cpu.over_rows import in_pieces
+from jaxsparse_fmt.kernels.cpu.over_rows import in_pieces, in_some_piece
 from jaxsparse_fmt.kernels.layout.address import Address, Arrays, expand_ptr, take
 from jaxsparse_fmt.models import traffic
 
@@ -152,6 +152,8 @@ def check_bound(name: str, n: int) -> None:
 
 def check_range(name: str, index: Any, bound: int) -> None:
     """Raises ValueError for an index of a "row" or "column" below 0, or of `bound` or more; on the host or a device."""
+    if namespace(index) is np and not in_some_piece(lambda i: i.min() < 0 or i.max() >= bound, index):
+        return
     low, high = map(int, _ends(namespace(index), index)) if index.size else (0, -1)
     if low < 0 or high >= bound:
         bad = low if low < 0 else high
@@ -203,12 +205,14 @@ def by_rows(xp: Any, f: Callable[..., tuple[Any, ...]], *arrays: Any, places: in
 
 def has_zeros(csr: Csr, dtype: Any) -> bool:
     """Whether some entry is zero in `dtype`."""
-    return bool(_any_zero(namespace(csr.data), csr.data, np.dtype(dtype)))
+    if namespace(csr.data) is np:
+        return in_some_piece(lambda data: not data.astype(dtype, copy=False).all(), csr.data)
+    return bool(_any_zero(csr.data, np.dtype(dtype)))
 
 
-@on_either(2)
-def _any_zero(xp: Any, data: Any, dtype: Any) -> Any:
-    return xp.any(data.astype(dtype, copy=False) == 0)
+@functools.partial(jax.jit, static_argnums=1)
+def _any_zero(data: Any, dtype: Any) -> Any:
+    return jnp.any(data.astype(dtype) == 0)
 
 
 def csr_arrays(csr: Csr, dtype: Any) -> tuple[jax.Array, ...]:

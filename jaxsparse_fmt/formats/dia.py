@@ -37,6 +37,7 @@ from jaxsparse_fmt._types import Csr, Target, concrete, index_dtype, standard_pr
 from jaxsparse_fmt.formats import building, footprint, statistics
 from jaxsparse_fmt.formats.base import AnyShards, Array, ByRule, Offset, Start, host_places, places_of, storage_format
 from jaxsparse_fmt.kernels import sddmm, spmv, spmv_cpu
+from jaxsparse_fmt.kernels.cpu.over_rows import in_some_piece
 from jaxsparse_fmt.kernels.layout.address import Slices, Starts, take
 from jaxsparse_fmt.kernels.layout.columns import Diagonal, Rule, pack_pattern, unpack_pattern
 
@@ -272,8 +273,15 @@ def _mirrored_on_host(values, pattern, n_rows: int, below, above, distance) -> n
     """As `_mirrored`, in NumPy."""
     parts = [values] if pattern is None else [values, unpack_pattern(pattern, values.size)]
     parts = [a.reshape(-1, n_rows) for a in parts]
-    of_one = lambda b, a, d: all(np.array_equal(part[a, : n_rows - d], part[b, d:]) for part in parts)  # noqa: E731
-    return np.array([of_one(*which) for which in zip(below, above, distance, strict=True)])
+
+    def equal(b: int, a: int, d: int) -> bool:
+        return not any(in_some_piece(_differ, part[a, : n_rows - d], part[b, d:]) for part in parts)
+
+    return np.array([equal(*which) for which in zip(below, above, distance, strict=True)])
+
+
+def _differ(a: np.ndarray, b: np.ndarray) -> bool:
+    return not np.array_equal(a, b)
 
 
 @functools.partial(jax.jit, static_argnums=2)

@@ -27,7 +27,7 @@ from jaxsparse_fmt.kernels.layout.columns import Blocked, Diagonal
 
 ENTRIES = 2**16  # about as many as a count samples
 TABLE = 8  # the most possible diagonals for each entry with which a table over all diagonals is made
-BLOCK = 2**13  # rows that a pass over all entries takes at a time
+BLOCK = 2**16  # rows that a pass over all entries takes at a time
 GOLDEN = (5**0.5 - 1) / 2
 LEAST_WINDOWS, MOST_ENTRIES = 4, 2**21  # windows that are always sampled, or fewer if they have more entries than this
 

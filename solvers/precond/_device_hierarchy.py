@@ -56,6 +56,7 @@ class Descent(NamedTuple):
       definite: whether nothing was seen that tells A indefinite.
       rows, entries: of A without padding.
       rooms: for this level.
+      known: as of `programs.measured`, if that is at hand.
     """
 
     A: Any
@@ -66,6 +67,7 @@ class Descent(NamedTuple):
     rows: int
     entries: int
     rooms: Rooms
+    known: Any = None
 
     def at_hand(self) -> tuple[Any, np.ndarray, np.ndarray]:
         """A, near and unit on the host."""
@@ -92,11 +94,12 @@ def begun(A: Any, B: Any, theta: float) -> Descent | None:
     ahead = _compiled(rooms, _place(A))
     padded, near = padding.result()(A, near)
     wait(ahead[:1])
-    usual, unit = programs.looked(padded, near, n)
-    if not usual:
+    known = programs.measured(padded, near, jnp.zeros_like(near), n)
+    usual, *divides = np.asarray(known.numbers)[4:8]
+    if not usual or any(programs.is_blocks(padded, b) for b in programs.BLOCKS[np.array(divides) > 0]):
         return None
     wait(ahead)
-    return Descent(padded, near, unit, theta, True, n, nnz, rooms)
+    return Descent(padded, near, known.unit, theta, True, n, nnz, rooms, known)
 
 
 def descended(at: Descent) -> tuple[Descent, Callable[[], list[Any]], tuple[float, float]] | None:
@@ -106,16 +109,18 @@ def descended(at: Descent) -> tuple[Descent, Callable[[], list[Any]], tuple[floa
     None where no coarser level can be made here.
     """
     A, theta, n, weaker, rooms = at.A, at.theta, at.A.shape[0], True, at.rooms
-    known = programs.measured(A, at.unit)
+    known = at.known or programs.measured(A, at.near, at.unit, at.rows)
     upper, lowest, negative, *largest = _bounds(np.asarray(known.numbers))
     while True:
-        found = programs.coarsened(A, at.near, known, theta, upper)
-        count, left, inside, products = map(int, np.asarray(found.numbers))
+        agg, numbers = programs.aggregated(A, known, theta)
+        count, left = map(int, np.asarray(numbers))
         if weaker and 2 * left > at.rows:
             theta *= WEAKER
             continue
         if not 0 < count < at.rows:
             return None
+        found = programs.prolonged(A, at.near, known, agg, count, theta, upper)
+        inside, products = map(int, np.asarray(found.numbers))
         P = programs.compressed(*found.terms, n, (n, rooms.of("rows", count)), rooms.of("entries", inside))
         R, below, unit = programs.transposed(P, found.below, at.unit)
         try:
@@ -145,7 +150,7 @@ def _bounds(numbers: np.ndarray) -> tuple[float, ...]:
     the inverse diagonal; from those of `measured`.
     """
     bound, negative, *largest = numbers[:4].tolist()
-    alphas, betas = numbers[4:].reshape(2, -1)
+    alphas, betas = numbers[8:].reshape(2, -1)
     end = np.flatnonzero(~(betas > 1e-10 * bound))[:1] + 1  # an invariant subspace, or NaN
     k = int(end[0]) if end.size else alphas.size
     ritz = np.zeros(1)
@@ -168,7 +173,9 @@ def _in_thread(f: Callable[[], Any]) -> Future[Any]:
 
 
 def rooms_of(rows: int, entries: int) -> Rooms:
-    """With room for A·P and for the products of two levels of 7-point and 27-point grids."""
+    """With room for A·P and for the products of two levels of 7-point and 27-point grids, or of one if it is large."""
+    if 7 * entries <= SHARED:
+        return Rooms(ladder(rows), ladder(2 * entries), ladder(7 * entries))
     return Rooms(ladder(rows), ladder(3 * entries // 2), ladder(5 * entries))
 
 
@@ -180,7 +187,7 @@ def ladder(size: int) -> int:
 
 @functools.lru_cache(64)
 def _compiled(rooms: Rooms, where: Any) -> list[Future[Any]]:
-    """Compiles side by side the programs for rooms that all levels share, that of `looked` first.
+    """Compiles side by side the programs for levels in these rooms, that of `measured` first.
 
     Args:
       where: the sharding of arrays that are committed to their device, else None.
@@ -200,9 +207,9 @@ def _compiled(rooms: Rooms, where: Any) -> list[Future[Any]]:
     like = functools.partial(jax.tree.map, lambda a: array(a.shape, a.dtype))
     vector, arrays = array((n,), np.float64), ((nnz, np.float64), (nnz, np.int32), (n + 1, np.int32))
     A = like(jax.eval_shape(lambda *a: programs.csr(a, (n, n)), *(array((size,), kind) for size, kind in arrays)))
-    results(programs.looked, A, vector, n)
-    known = results(programs.measured, A, vector)
-    found = results(programs.coarsened, A, vector, known, 0.5, 1.0)
+    known = results(programs.measured, A, vector, vector, 1)
+    agg, _ = results(programs.aggregated, A, known, 0.5)
+    found = results(programs.prolonged, A, vector, known, agg, 1, 0.5, 1.0)
     P = results(programs.compressed, *found.terms, n, (n, n), nnz)
     results(programs.transposed, P, found.below, vector)
     *terms, _ = results(programs.multiplied, A, P, P, rooms.products)

@@ -21,6 +21,7 @@ from solvers.precond._hierarchy import DAMPING, LANCZOS_STEPS
 from solvers.precond._inverse import NULL
 
 ROOT = np.uint32(2**32 - 1)
+BLOCKS = np.array([2, 3, 5], np.int32)  # a block of 4 or 6 holds blocks of 2
 SECOND = 3  # neighbours left over that a root of the second pass has, at least
 
 
@@ -28,6 +29,7 @@ class Known(NamedTuple):
     diagonal: Array  # [n]
     inverse: Array  # [n] of the diagonal
     sums: Array  # [n] of the absolute values in each row
+    unit: Array  # [n] size of the sums behind the diagonal
     numbers: Array
 
 
@@ -86,38 +88,30 @@ def trimmed(n: int, count: int, nnz: int, inside: int, A: Any, R: Any, P: Any, i
 
 
 @jax.jit
-def looked(A: Any, near: Array, n: Array) -> tuple[Array, Array]:
-    """Whether A is symmetric, has no zero on its diagonal, is not made of blocks, and all is finite; |diagonal|."""
-    (data, col, ptr), size, live = A.csr_arrays(), A.shape[0], _live(A)
-    row, number = expand_ptr(jnp, _pointers(A), A.nnz), lax.iota(np.int32, A.nnz)
-    diagonal, largest = _diagonal(A, row)[0], jnp.max(jnp.abs(data))
-    place = entry_index.sorted_by(jnp.where(live, col, size), number)
-    same = (take(row, place) == col) & (take(col, place) == row) | ~live
-    usual = jnp.all(same & (jnp.abs(take(data, place) - data) <= 1e-12 * largest)) & jnp.isfinite(largest)
-    usual &= jnp.all((diagonal != 0) | (lax.iota(np.int32, size) >= n)) & jnp.all(jnp.isfinite(near))
-    lengths, k = jnp.diff(ptr), number - take(ptr, row)
+def measured(A: Any, near: Array, unit: Array, n: Array) -> Known:
+    """The numbers: ‖D⁻¹A‖∞, whether some inverse is negative, the largest of A and of the inverse; whether A of n rows
+    is symmetric, has no zero on its diagonal, and all is finite; whether blocks of each of `BLOCKS` may be all of it;
+    α and β of Lanczos' process as in `_hierarchy.spectrum`.
 
-    def blocks(b: Array) -> Array:
-        """Whether each entry is beside the first of its b columns, and below the first of its b rows."""
-        above = jnp.minimum(take(ptr, row - row % b) + k, A.nnz - 1)
-        dense = (take(col, number - k % b) + k % b == col) & (col % b == k % b) & (take(col, above) == col)
-        return (n % b == 0) & jnp.all(lengths % b == 0) & jnp.all(dense | ~live)
-
-    usual &= ~jnp.any(jax.vmap(blocks)(jnp.array([2, 3, 5], np.int32)))  # a block of 4 or 6 holds blocks of 2
-    return usual, jnp.abs(diagonal)
-
-
-@jax.jit
-def measured(A: Any, unit: Array) -> Known:
-    """The numbers: ‖D⁻¹A‖∞, whether some inverse is negative, the largest of A and of the inverse, and α and β of
-    Lanczos' process as in `_hierarchy.spectrum`.
+    Args:
+      unit: of zeros: the diagonal's own size.
     """
-    (data, _, _), n = A.csr_arrays(), A.shape[0]
-    d, _ = _diagonal(A, expand_ptr(jnp, _pointers(A), A.nnz))
+    (data, col, ptr), size, live = A.csr_arrays(), A.shape[0], _live(A)
+    row = expand_ptr(jnp, _pointers(A), A.nnz)
+    d, _ = _diagonal(A, row)
+    unit = jnp.where(jnp.any(unit > 0), unit, jnp.abs(d))
     regular = jnp.abs(d) > NULL * unit
     inverse = jnp.where(regular, 1 / jnp.where(regular, d, 1), 0)
-    sums = A.with_data(jnp.abs(data)) @ jnp.ones(n)
-    root = jnp.sqrt(jnp.abs(inverse))
+    sums = _times(A.with_data(jnp.abs(data)), jnp.ones(size))
+    root, largest = jnp.sqrt(jnp.abs(inverse)), jnp.max(jnp.abs(data))
+    noise = HERE.probe(d)
+
+    across = jnp.zeros(size).at[jnp.where(live, col, size)].add(data * take(noise, row), mode="drop")
+    symmetric = jnp.max(jnp.abs(_times(A, noise) - across)) <= 1e-12 * largest + 1e-15 * jnp.max(sums)
+    usual = symmetric & jnp.isfinite(largest) & jnp.all((d != 0) | (lax.iota(np.int32, size) >= n))
+    usual &= jnp.all(jnp.isfinite(near))
+    lengths = jnp.diff(ptr)
+    divides = [(n % b == 0) & jnp.all(lengths % b == 0) for b in BLOCKS]
 
     def normalized(w: Array) -> tuple[Array, Array]:
         size = jnp.sqrt(jnp.vdot(w, w))
@@ -125,29 +119,64 @@ def measured(A: Any, unit: Array) -> Known:
 
     def step(state: tuple[Array, Array, Array], _: None) -> Any:
         before, v, beta = state
-        w = root * (A @ (root * v)) - beta * before
+        w = root * _times(A, root * v) - beta * before
         alpha = jnp.vdot(v, w)
         after, beta = normalized(w - alpha * v)
         return (v, after, beta), (alpha, beta)
 
-    start = normalized(HERE.probe(d) * (root > 0))[0]
-    _, (alphas, betas) = lax.scan(step, (jnp.zeros(n), start, jnp.zeros(())), length=LANCZOS_STEPS)
-    most = jnp.max(jnp.abs(data)), jnp.max(jnp.abs(inverse))
-    numbers = jnp.max(jnp.abs(inverse) * sums), jnp.any(inverse < 0), *most
-    numbers = jnp.concatenate([jnp.stack([x.astype(np.float64) for x in numbers]), alphas, betas])
-    return Known(d, inverse, sums, numbers)
+    start = normalized(noise * (root > 0))[0]
+    _, (alphas, betas) = lax.scan(step, (jnp.zeros(size), start, jnp.zeros(())), length=LANCZOS_STEPS)
+    most = jnp.max(jnp.abs(inverse) * sums), jnp.any(inverse < 0), largest, jnp.max(jnp.abs(inverse))
+    return Known(d, inverse, sums, unit, jnp.concatenate([_stacked(*most, usual, *divides), alphas, betas]))
 
 
 @jax.jit
-def coarsened(A: Any, near: Array, known: Known, theta: Array, upper: Array) -> Found:
-    (data, col, _), n, live, (d, inverse, sums, _) = A.csr_arrays(), A.shape[0], _live(A), known
-    row, number, size = expand_ptr(jnp, _pointers(A), A.nnz), lax.iota(np.int32, n), jnp.abs(data)
-    own, root = (row == col) & live, jnp.sqrt(jnp.abs(d))
-    strong = (size >= theta * take(root, row) * take(root, col)) & ~own & live
-    agg, count = aggregates(row, col, strong, size, n)
+def _times(A: Any, x: Array) -> Array:
+    """A @ x, whose kernel is lowered once for all calls in a program."""
+    return A @ x
+
+
+def _stacked(*numbers: Array) -> Array:
+    """In one array, since a transfer to the host takes as long for one number."""
+    return jnp.stack([x.astype(np.float64) for x in numbers])
+
+
+@jax.jit
+def is_blocks(A: Any, b: Array) -> Array:
+    """Whether each entry stands next to the first of its b columns, and below the first of its b rows."""
+    (_, col, ptr), live, number = A.csr_arrays(), _live(A), lax.iota(np.int32, A.nnz)
+    row = expand_ptr(jnp, _pointers(A), A.nnz)
+    k = number - take(ptr, row)
+    above = jnp.minimum(take(ptr, row - row % b) + k, A.nnz - 1)
+    dense = (take(col, number - k % b) + k % b == col) & (col % b == k % b) & (take(col, above) == col)
+    return jnp.all(dense | ~live)
+
+
+@jax.jit
+def aggregated(A: Any, known: Known, theta: Array) -> tuple[Array, Array]:
+    """The aggregate of each point, as of `aggregates`; how many there are, and the points left over that should not."""
+    (data, col, _), n = A.csr_arrays(), A.shape[0]
+    row = expand_ptr(jnp, _pointers(A), A.nnz)
+    agg, count = aggregates(row, col, _strong(A, row, known, theta), jnp.abs(data), n)
+    left = jnp.sum((agg < 0) & (known.sums > 1.5 * jnp.abs(known.diagonal)))
+    return agg, _stacked(count, left)
+
+
+def _strong(A: Any, row: Array, known: Known, theta: Array) -> Array:
+    """Strong couplings with others."""
+    (data, col, _), root = A.csr_arrays(), jnp.sqrt(jnp.abs(known.diagonal))
+    return (jnp.abs(data) >= theta * take(root, row) * take(root, col)) & (row != col) & _live(A)
+
+
+@jax.jit
+def prolonged(A: Any, near: Array, known: Known, agg: Array, count: Array, theta: Array, upper: Array) -> Found:
+    """P from aggregates; the numbers are those of `summed`."""
+    (data, col, _), n, live, inverse = A.csr_arrays(), A.shape[0], _live(A), known.inverse
+    row, number = expand_ptr(jnp, _pointers(A), A.nnz), lax.iota(np.int32, n)
+    own = (row == col) & live
     # A' is A itself where the near-null vector is not the same at all points.
-    kept = (strong | own | jnp.any(near != near[0])) & live
-    weak = A.with_data(jnp.where(kept, 0, data)) @ jnp.ones(n)
+    kept = (_strong(A, row, known, theta) | own | jnp.any(near != near[0])) & live
+    weak = _times(A.with_data(jnp.where(kept, 0, data)), jnp.ones(n))
     scale = DAMPING / upper * inverse
     step = jnp.where(kept, -take(scale, row) * data, 0) + jnp.where(own, 1 - take(scale * weak, row), 0)
     # The columns of T are the normalized parts of the near-null vector: those of an aggregate are added in their order.
@@ -157,9 +186,7 @@ def coarsened(A: Any, near: Array, known: Known, theta: Array, upper: Array) -> 
     values = near / jnp.where(below > 0, below, 1)[jnp.minimum(at, n - 1)]
     inside = kept & (take(agg, col) >= 0)
     key, terms, found = summed(inside, row, take(agg, col), step * take(values, col), (n, n), A)
-    left = jnp.sum((agg < 0) & (sums > 1.5 * jnp.abs(d)))
-    numbers = jnp.stack([x.astype(np.float64) for x in (count, left, *found)])  # one transfer to the host
-    return Found((key, terms), jnp.where(number < count, below, below[0]), numbers)
+    return Found((key, terms), jnp.where(number < count, below, below[0]), found)
 
 
 def aggregates(

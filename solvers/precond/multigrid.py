@@ -337,7 +337,7 @@ def _examined(M: Multigrid, definite: bool) -> Multigrid:
             f"this multigrid cycle diverges: the error grows by a factor of {rate:.3g} a cycle, so that only gmres may "
             "gain from it. For an indefinite or strongly convective A take incomplete_lu, or more smoothing by degree=",
             RuntimeWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
     return M
 

@@ -13,7 +13,7 @@ from jaxsparse_fmt._types import CORES
 from jaxsparse_fmt.kernels.cpu import machine_code
 
 ROWS = 16_384  # rows of a task by default
-PLACES = 65_536  # places of a piece for NumPy
+PLACES = 2**18  # places of a piece for NumPy: with fewer, threads wait for Python's lock more than they compute
 
 
 def over_rows(kernel: Callable[..., None], n_rows: int, n_marks: int, *arguments: Any, rows: int = ROWS) -> None:
@@ -66,6 +66,21 @@ def in_pieces(f: Callable[..., tuple[np.ndarray, ...]], *arrays: np.ndarray, pla
 
     in_threads(thread, -(-n // step))
     return found
+
+
+def in_some_piece(f: Callable[..., Any], *arrays: np.ndarray) -> bool:
+    """Whether f(*pieces) holds for some piece of the arrays [n], asked on every core until it does."""
+    begins, found = iter(range(0, len(arrays[0]), PLACES)), []
+
+    def thread() -> None:
+        for begin in begins:
+            if found:
+                return
+            if f(*(a[begin : begin + PLACES] for a in arrays)):
+                found.append(True)
+
+    in_threads(thread, -(-len(arrays[0]) // PLACES))
+    return bool(found)
 
 
 @functools.cache

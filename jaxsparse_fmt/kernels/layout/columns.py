@@ -196,7 +196,7 @@ def pack_pattern(present: Any) -> tuple[Any, int]:
       present: [n_stored] bool, of NumPy or on a device; the result is where `present` is.
     """
     if isinstance(present, np.ndarray):
-        bits, n_holes = np.packbits(present, bitorder="little"), int(np.count_nonzero(~present))
+        bits, n_holes = np.packbits(present, bitorder="little"), present.size - int(np.count_nonzero(present))
     else:
         bits, n_holes = _bits(present)
     return (bits, int(n_holes)) if n_holes else (None, 0)

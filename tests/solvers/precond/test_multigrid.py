@@ -343,7 +343,7 @@ def test_an_accelerator_sets_up_inside_jit_what_the_function_closes_over(there):
 
 def test_programs_of_an_accelerator_serve_similar_matrices(there):
     large = [
-        getattr(_device_programs, name) for name in ("looked", "measured", "coarsened", "multiplied", "compressed")
+        getattr(_device_programs, name) for name in ("measured", "aggregated", "prolonged", "multiplied", "compressed")
     ]
     made = []
     for n in (38, 39):
@@ -384,7 +384,7 @@ def test_the_host_makes_what_the_accelerator_cannot(name, there):
 def test_the_host_does_not_wait_for_the_programs_of_an_accelerator(there, monkeypatch):
     monkeypatch.setattr(_device_hierarchy, "_compiled", there)
     done, ended = threading.Event(), []
-    for name in ("measured", "coarsened", "compressed", "transposed", "multiplied"):
+    for name in ("aggregated", "prolonged", "compressed", "transposed", "multiplied"):
         of = getattr(_device_programs, name).eval_shape
         late = types.SimpleNamespace(compile=lambda: ended.append(done.wait(20)))
         slow = types.SimpleNamespace(lower=lambda *_, late=late: late, eval_shape=of)
