@@ -51,10 +51,10 @@ def bicgstab(A: Any, b: Any, x0: Any = None, **settings: Unpack[Settings]) -> So
     return solve(METHOD, A, b, x0, settings)
 
 
-def start(space: Space, A: Map, M: Map, r: Array, last: None) -> Work:
-    zero, rho = jnp.zeros_like(r), space.inner_product(r, r)
-    one, r_norm = jnp.ones_like(rho), jnp.sqrt(rho.real)
-    return Work(zero, r, r, zero, zero, rho, one, one, one, r_norm, r_norm, jnp.ones(rho.shape, bool))
+def start(space: Space, A: Map, M: Map, r: Array, squared: Array, last: None) -> Work:
+    zero, rho, norm = jnp.zeros_like(r), squared.astype(r.dtype), jnp.sqrt(squared)
+    one = jnp.ones_like(rho)
+    return Work(zero, r, r, zero, zero, rho, one, one, one, norm, norm, jnp.ones(rho.shape, bool))
 
 
 def step(space: Space, A: Map, M: Map, work: Work) -> tuple[Work, Array, Array]:

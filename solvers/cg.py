@@ -15,7 +15,6 @@ more at each start.
 import functools
 from typing import Any, NamedTuple, Unpack
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -25,7 +24,7 @@ from solvers.core.scaling import Map, Product
 from solvers.core.settings import Settings, solver
 from solvers.core.solve import solve
 from solvers.core.space import Space
-from solvers.core.stopping import Now, is_finite, root, status_of
+from solvers.core.stopping import RUNNING, Last, Now, root
 from solvers.core.vectors import ratio
 from solvers.solution import Solution, Status
 
@@ -82,8 +81,8 @@ def cg(
       b: [n], or with a matrix A [n, k] for k systems at once: they share every product, and each starts, counts its
         iterations and ends separately. With a function A, b is an array of any shape or a pytree of arrays: a single
         system, whose A and M are functions of such arrays. Use `jax.vmap` for several.
-      x0: the start, of the shape of b. The solve starts from zero for None, and if the largest number of x0's
-        residual is at least 1024 times that of b.
+      x0: the start, of the shape of b. The solve starts from zero for None, and if the residual of x0 is at
+        least 1024 times as long as b.
       M: an approximation of A⁻¹, positive definite: anything with `@`, a function r -> M·r, or the [n] numbers of a
         diagonal M.
       rtol, atol: stop when ‖b − A·x‖₂ ≤ max(rtol·‖b‖₂, atol), by the true residual. Where rounding errors hinder
@@ -127,27 +126,29 @@ def cg(
     return solve(ONE_REDUCTION if one_reduction else METHOD, A, b, x0, settings)
 
 
-def start(space: Space, A: Map, M: Map, r: Array, last: Array | None) -> Work:
-    """The first vectors: the direction is `last` with its part along M·r replaced, so that rᵀ·p = rᵀ·M·r.
+def start(space: Space, A: Map, M: Map, r: Array, squared: Array, last: Last | None) -> Work:
+    """The first vectors: the direction is the last one with its part along M·r replaced, so that rᵀ·p = rᵀ·M·r.
 
     This is a reliable update (Clark et al. 2010, §5): a restart from M·r would lose the conjugacy to earlier directions
     and converge as slowly as from the start.
     """
-    return _begun(space, r, M(r), last)
+    return _begun(space, r, squared, M(r), last)
 
 
-def _begun(space: Space, r: Array, z: Array, last: Array | None) -> Work:
-    last = jnp.zeros_like(r) if last is None else last
-    gamma, along = space.inner_products((r, z), (r, last)).real
-    return Work(jnp.zeros_like(r), r, last + ratio(gamma - along, gamma).astype(r.dtype) * z, gamma)
+def _begun(space: Space, r: Array, squared: Array, z: Array, last: Last | None) -> Work:
+    gamma, p = squared if z is r else space.dot(r, z), z
+    if last is not None:
+        rest = ratio(gamma - last.along.astype(gamma.dtype), gamma).astype(r.dtype)
+        p = jnp.where(last.along < jnp.inf, last.p + rest * z, z)
+    return Work(jnp.zeros_like(r), r, p, gamma)
 
 
 def start_predicting(
-    space: Space, A: Map, M: Map, r: Array, last: Array | None, always: bool = False
+    space: Space, A: Map, M: Map, r: Array, squared: Array, last: Last | None, always: bool = False
 ) -> Work | Predicting:
     """As `start`; or, where that costs no more, the vectors of `step_predicting`, for a product and a pass more."""
     z = M(r)
-    work = _begun(space, r, z, last)
+    work = _begun(space, r, squared, z, last)
     if not (always or (z is r and isinstance(A, Product) and space.sums_at_once(r))):
         return work
     # p is z + d with d = p − z in place of the direction of the step before, and u = b = 1.
@@ -164,39 +165,47 @@ def step(space: Space, A: Map, M: Map, work: Any, now: Now) -> tuple[Any, Now]:
         return step_predicting(space, A, M, work, now)
     x, r, p, gamma = work
     q, (curvature,) = space.product_sums(A, p, DOT, p)
-    (r,), (curvature, alpha, _), (rr,) = space.sweep(DESCEND, (gamma, curvature, *now), (r, q))
+    (r,), (curvature, alpha), (rr,) = space.sweep(DESCEND, (gamma, curvature, *now.numbers), (r, q))
     z = M(r)
     rz = rr if z is r else space.part(r, z)
-    (x, p), (gamma, k, size, ended, *_), _ = space.sweep(TURN, (gamma, curvature, alpha, rr, rz, *now), (x, p, z))
+    numbers = gamma, curvature, alpha, rr, rz, now.k, now.code
+    (x, p), (gamma, k, size, ended, *_), _ = space.sweep(TURN, numbers, (x, p, z))
     return Work(x, r, p, gamma), now._replace(k=k, norm=size, code=ended)
 
 
 def _descend(gamma, curvature, *now):
-    return curvature, gamma / curvature, Now(*now).active & definite(gamma, curvature)
+    alpha = jnp.where((gamma > 0) & (curvature > 0), gamma / curvature, 0)
+    return curvature, jnp.where(Now(*now).active, alpha, -1)
+
+
+def _moves(alpha):
+    """Whether a step is taken; an α of −1 stands for no step, any other one for a failure."""
+    return (alpha > 0) & (alpha <= jnp.finfo(alpha.dtype).max)
 
 
 def _descend_each(scalars, r, q):
-    _, alpha, moves = scalars
-    r = jnp.where(moves, r - alpha * q, r)
+    _, alpha = scalars
+    r = jnp.where(_moves(alpha), r - alpha * q, r)
     return (r,), ((r, r),)
 
 
-def _turn(gamma, curvature, alpha, rr, rz, *now):
-    now = Now(*now)
-    moves = now.active & definite(gamma, curvature)
-    then = now.after(root(rr), code(gamma, curvature))
-    return jnp.where(moves, rz, gamma), then.k, then.norm, then.code, alpha, moves, rz / gamma
+def _turn(gamma, curvature, alpha, rr, rz, k, ended):
+    moves = _moves(alpha)
+    ended = jnp.where(moves | (alpha < 0), ended, failure(gamma, curvature))
+    # Without a step r is as it was, and so are rᵀ·r and rᵀ·M·r.
+    return rz, k + moves.astype(jnp.int32), root(rr), ended, alpha, rz / gamma
 
 
 def _turn_each(scalars, x, p, z):
-    *_, alpha, moves, beta = scalars
+    *_, alpha, beta = scalars
+    moves = _moves(alpha)
     return (jnp.where(moves, x + alpha * p, x), jnp.where(moves, z + beta * p, p)), ()
 
 
 def step_predicting(space: Space, A: Map, M: Map, work: Predicting, now: Now) -> tuple[Predicting, Now]:
     """One step in two kernels, with M in three and M."""
     x, r, z, d, u, b, curvature, last = work
-    numbers = u, b, curvature, *last, *now
+    numbers = u, b, curvature, *last, *now.numbers
     if z is None:
         s, sums = space.product_sums(A, d, SUMS, d)
         vectors, scalars, last = space.sweep(ADVANCE, (*sums, *numbers), (x, r, d, s))
@@ -261,20 +270,22 @@ SUMS_OF_M = Pass(tuple, lambda _, s, d, r: ((), ((d, s), (s, s), (r, s))))
 ADVANCE_OF_M = Pass(_advance_of_M, _advance_each)
 
 
-@jax.jit
 def definite(gamma: Array, curvature: Array) -> Array:
-    """Whether `code` is RUNNING."""
-    return (gamma > 0) & (curvature > 0) & is_finite(gamma) & is_finite(curvature)
+    """Whether rᵀ·M·r and pᵀ·A·p are positive and finite, as with a definite A and M."""
+    return (gamma > 0) & (curvature > 0) & (gamma + curvature <= jnp.finfo(gamma.dtype).max)
 
 
-@jax.jit
+def failure(gamma: Array, curvature: Array) -> Array:
+    """The Status of a step that is not taken."""
+    is_negative = jnp.minimum(gamma, curvature) < 0
+    of_finite = jnp.where(is_negative, jnp.int32(Status.NOT_POSITIVE_DEFINITE), jnp.int32(Status.BREAKDOWN))
+    is_finite = jnp.abs(gamma + curvature) <= jnp.finfo(gamma.dtype).max
+    return jnp.where(is_finite, of_finite, jnp.int32(Status.NON_FINITE))
+
+
 def code(gamma: Array, curvature: Array) -> Array:
-    """RUNNING while rᵀ·M·r and pᵀ·A·p are positive, as with a definite A and M; else the Status of the failure."""
-    of_finite = status_of(
-        ((gamma < 0) | (curvature < 0), Status.NOT_POSITIVE_DEFINITE),
-        ((gamma == 0) | (curvature == 0), Status.BREAKDOWN),
-    )
-    return jnp.where(is_finite(gamma) & is_finite(curvature), of_finite, jnp.int32(Status.NON_FINITE))
+    """RUNNING, or the Status of a step that is not taken."""
+    return jnp.where(definite(gamma, curvature), jnp.int32(RUNNING), failure(gamma, curvature))
 
 
 METHOD = Method(start_predicting, step, keeps=True, sums=lambda plain: (SUMS, 1) if plain else (DOT, 1))

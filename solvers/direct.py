@@ -42,7 +42,7 @@ def step(space: Space, A: Map, M: Map, work: Work) -> tuple[Work, Array, Array]:
     return Work(work.x + z, r), space.norm(r), status_of((~jnp.isfinite(space.largest(z)), Status.NON_FINITE))
 
 
-METHOD = Method(lambda space, A, M, r, last: Work(jnp.zeros_like(r), r), holding(step), self_adjoint=False)
+METHOD = Method(lambda space, A, M, r, squared, last: Work(jnp.zeros_like(r), r), holding(step), self_adjoint=False)
 
 
 @exportable

@@ -1,7 +1,6 @@
 """Restarted GMRES, flexible or not (Saad and Schultz 1986; Saad 1993; Saad, Iterative Methods, Algorithms 6.9 and 9.6).
 
-Preconditioned from the right, it minimises the true residual; from the left it minimises M·r, and estimates the true
-residual until the cycle ends. Either side may stagnate where the other converges. Classical Gram-Schmidt, applied twice
+Preconditioned from the right, it minimises the true residual. Classical Gram-Schmidt, applied twice
 (Giraud et al. 2005: twice is enough), makes Arnoldi's vectors orthogonal by products with the whole basis: two
 reductions for each, whereas the modified process takes one for every vector of the basis.
 
@@ -49,8 +48,7 @@ class Work(NamedTuple):
     most: Array  # the largest number of R
     g: Array  # [m] the column Q[:, 0]
     j: Array  # steps done
-    size: Array  # ‖r‖ of the residual that the cycle started from, from the left ‖M·r‖
-    r_size: Array  # ‖r‖
+    size: Array  # ‖r‖ of the residual that the cycle started from
 
 
 @solver()
@@ -61,21 +59,18 @@ def gmres(
     *,
     restart: int = 30,
     flexible: bool = False,
-    side: str = "right",
     **settings: Unpack[Settings],
 ) -> Solution:
-    """Solves A·x = b for any square A; with side="right" the residual never grows from one cycle to the next.
+    """Solves A·x = b for any square A; the residual never grows from one cycle to the next.
 
     If a cycle gains nothing, the next one would repeat it, and the solve ends with the status STAGNATION. Then a larger
-    restart, the other side, or, for a symmetric A, `cg` or `minres` with the same M may get further.
+    restart, or, for a symmetric A, `cg` or `minres` with the same M may get further.
 
     Args:
       M: an approximation of A⁻¹: anything with `@`, or a function r -> M·r.
       restart: steps of a cycle; with a smaller restart, a step takes less memory and time, and the solve takes more
         steps.
       flexible: allow an M that changes from step to step, such as an inner solve.
-      side: "right" minimises ‖b − A·x‖ in every cycle; "left" minimises ‖M·(b − A·x)‖, while the residual itself may
-        grow. Both stop by the true residual.
 
     Other arguments are those of `cg`; maxiter counts steps, not cycles.
 
@@ -89,46 +84,34 @@ def gmres(
       >>> js.gmres(A, b, M=js.precond.ilu(A), rtol=1e-8).status
       <Status.CONVERGED: 0>
     """
-    if side not in ("right", "left"):
-        raise ValueError(f"side must be 'right' or 'left'; got {side!r}")
-    if flexible and side == "left":
-        raise ValueError("side='left' needs the same M in every step; take flexible=True with side='right'")
+    if not isinstance(flexible, bool):
+        raise TypeError(f"flexible must be True or False; got {flexible!r}")
     n, numbers = arguments.unknowns(A, b), jax.tree.leaves(b)
     restart = min(arguments.int_at_least(restart, "restart", 1), n)
-    vectors = (1 + bool(flexible)) * (restart + 1)
+    vectors = (1 + flexible) * (restart + 1)
     arguments.check_free_memory(
         int(vectors * sum(map(np.size, numbers)) * jnp.result_type(*numbers, jnp.float32).itemsize * arguments.part(A)),
         f"restart={restart}: {vectors} vectors of {n} unknowns",
         "take a smaller restart, or bicgstab, which needs no more vectors with every step",
         functools.partial(arguments.memory.free, A, b),
     )
-    return solve(method(restart, bool(flexible), side == "left"), A, b, x0, settings)
-
-
-class Cycle(NamedTuple):
-    restart: int
-    flexible: bool
-    left: bool
+    return solve(method(restart, flexible), A, b, x0, settings)
 
 
 @functools.cache
-def method(restart: int, flexible: bool = False, left: bool = False) -> Method:
-    start_ = functools.partial(start, cycle=Cycle(restart, flexible, left))
-    step_ = holding(functools.partial(step, left=left), scratch=Work.columns_first)
-    iterate_ = functools.partial(iterate, left=left)
-    return Method(start_, step_, iterate_, self_adjoint=False, estimates=left, unrolled=1)
+def method(restart: int, flexible: bool = False) -> Method:
+    start_ = functools.partial(start, restart=restart, flexible=flexible)
+    return Method(start_, holding(step, scratch=Work.columns_first), iterate, self_adjoint=False, unrolled=1)
 
 
-def start(space: Space, A: Map, M: Map, r: Array, last: None, *, cycle: Cycle) -> Work:
-    r_size = space.norm(r)
-    r = M(r) if cycle.left else r
-    size, m = space.norm(r), cycle.restart + 1
+def start(space: Space, A: Map, M: Map, r: Array, squared: Array, last: None, *, restart: int, flexible: bool) -> Work:
+    size, m = jnp.sqrt(squared), restart + 1
     zeros = jnp.zeros((m, *size.shape), r.dtype)
     none, square = (jnp.zeros((*size.shape, m, width), r.dtype) for width in (r.shape[0], m))
     zero = jnp.zeros_like(size)
-    V, Z, j = _put(none, ratio(r, size), 0), none if cycle.flexible else None, zero.astype(jnp.int32)
+    V, Z, j = _put(none, ratio(r, size), 0), none if flexible else None, zero.astype(jnp.int32)
     row, one = zeros + _at(0, zeros), 1 + zero.astype(r.dtype)
-    return Work(V, Z, square, row, one, square, zeros + 1, zero, zeros, j, size, r_size)
+    return Work(V, Z, square, row, one, square, zeros + 1, zero, zeros, j, size)
 
 
 def _at(t: Any, like: Array) -> Array:
@@ -141,12 +124,12 @@ def _put(rows: Array, row: Array, at: Any) -> Array:
     return lax.dynamic_update_index_in_dim(rows, row.T, at, rows.ndim - 2)
 
 
-def step(space: Space, A: Map, M: Map, work: Work, *, left: bool) -> tuple[Work, Array, Array]:
-    V, Z, Q, row, first, columns, diagonal, most, g, j, size, r_size = work
+def step(space: Space, A: Map, M: Map, work: Work) -> tuple[Work, Array, Array]:
+    V, Z, Q, row, first, columns, diagonal, most, g, j, size = work
     t, restart = jnp.max(j), V.shape[-2] - 1  # every column that still moves is at step t
     v = lax.dynamic_index_in_dim(V, t, V.ndim - 2, keepdims=False).T
-    z = v if left else M(v)
-    w, h = orthogonal(space, V, M(A(z)) if left else A(z), t)
+    z = M(v)
+    w, h = orthogonal(space, V, A(z), t)
     below = space.norm(w)
     V = _put(V, ratio(w, below), t + 1)
     Z = None if Z is None else _put(Z, z, t)
@@ -167,8 +150,8 @@ def step(space: Space, A: Map, M: Map, work: Work, *, left: bool) -> tuple[Work,
         (length <= jnp.finfo(V.dtype).eps * most, Status.BREAKDOWN),
         (j + 1 >= restart, FULL),
     )
-    work = Work(V, Z, Q, row, first, columns, diagonal, most, g, j + 1, size, r_size)
-    return work, jnp.abs(first) * r_size, code
+    work = Work(V, Z, Q, row, first, columns, diagonal, most, g, j + 1, size)
+    return work, jnp.abs(first) * size, code
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -192,11 +175,10 @@ def orthogonal(space: Space, V: Array, w: Array, t: Array) -> tuple[Array, Array
     return lax.switch(which, [functools.partial(against, size) for size in sizes], V, w)
 
 
-def iterate(M: Map, work: Work, *, left: bool) -> Array:
-    """M·V·y, from the left V·y, or Z·y if flexible, with the y that minimises the residual: R·y = Q·e₁·‖r‖."""
+def iterate(M: Map, work: Work) -> Array:
+    """M·V·y, or Z·y if flexible, with the y that minimises the residual: R·y = Q·e₁·‖r‖."""
     R, g = jnp.swapaxes(work.columns, -1, -2), (work.g * work.size).T[..., None]
     y = jax.scipy.linalg.solve_triangular(R, g, unit_diagonal=True)[..., 0].T / work.diagonal
     if work.Z is not None:
         return linear_combination(work.Z, y)
-    x = linear_combination(work.V, y)
-    return x if left else M(x)
+    return M(linear_combination(work.V, y))

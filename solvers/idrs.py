@@ -70,7 +70,7 @@ def method(s: int) -> Method:
     return Method(functools.partial(start, s=s), held, self_adjoint=False, unrolled=1)
 
 
-def start(space: Space, A: Map, M: Map, r: Array, last: None, *, s: int) -> Work:
+def start(space: Space, A: Map, M: Map, r: Array, squared: Array, last: None, *, s: int) -> Work:
     scale = (3 / space.length_of(r)) ** 0.5  # noise has a mean square of 1/3
     P = jnp.stack([scale * space.noise(r, seed) for seed in range(1, s + 1)])
     P = P.reshape(*P.shape, *(1,) * (r.ndim - 1))

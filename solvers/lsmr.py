@@ -29,7 +29,7 @@ from solvers.core.linear_solve import TRUNCATED, hermitian_solve, report
 from solvers.core.program import Entry
 from solvers.core.scaling import Map, scaled
 from solvers.core.settings import Adjoint, Settings, settled, solver
-from solvers.core.space import HERE, exponent, largest, length, norm
+from solvers.core.space import exponent, largest, length, norm
 from solvers.core.stopping import RUNNING, Limits, Loop, is_rounding, recorded, status_of
 from solvers.core.vectors import adjoint_product, dot, ratio
 from solvers.solution import Solution, Status
@@ -260,7 +260,8 @@ def _run(options: Options, system: System, inside: bool, rtol_normal: Any = None
     e_b, finite = exponent(b), jnp.ones(b.shape[1:], bool)
     if x is not None:  # numbers that are not finite are reported, with the residual of the x = 0 that is returned
         finite = jnp.isfinite(largest(x))
-        x = iterate.unless_far(HERE, own.apply, b, jnp.where(finite, x, 0), finite)[1]
+        x = jnp.where(finite, x, 0)
+        x = jnp.where(finite & ~(largest(b - own.apply(x)) < iterate.FAR * largest(b)), 0, x)
     b = scaled(b, -e_b)
     s = own.adjoint(b)
     e_s = exponent(s)

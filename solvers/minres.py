@@ -68,7 +68,7 @@ def minres(A: Any, b: Any, x0: Any = None, **settings: Unpack[Settings]) -> Solu
     return solve(METHOD, A, b, x0, settings)
 
 
-def start(space: Space, A: Map, M: Map, r: Array, last: None) -> Work:
+def start(space: Space, A: Map, M: Map, r: Array, squared: Array, last: None) -> Work:
     z, zero, v = M(r), jnp.zeros_like(r), space.probe(r)
     Mv = M(v)
     q = A(Mv)

@@ -11,20 +11,23 @@ starts, counts its iterations and ends separately.
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from jaxsparse_fmt.core.vector_passes import Pass
 from solvers.core import stopping
-from solvers.core.scaling import Map, power_of_two
+from solvers.core.scaling import Map, unit_of
 from solvers.core.space import Space
-from solvers.core.stopping import RUNNING, WAITING, Best, End, Limits, Loop, Now, Outer, anyone, is_taken, recorded
+from solvers.core.stopping import RUNNING, Best, End, Last, Limits, Loop, Now, Outer, anyone, is_taken, recorded
+from solvers.core.vectors import squares
 
+State = TypeVar("State", Loop, Outer)
 FAR = 1024  # times b: an x0 with a residual of that size is not used
 STEPS_PER_CHECK = 1000  # at most, since all but one of them may be wasted
 STEPS_PER_REPORT = 16  # a report costs about 0.1 ms
@@ -39,8 +42,8 @@ class Method(NamedTuple):
     """A Krylov method: static and hashable.
 
     Attributes:
-      start: (space, A, M, r, last) -> work. `last` is the last direction if the method `keeps` it, else None. Every sum
-        over a vector is asked of the `Space`: the vectors may be one device's pieces.
+      start: (space, A, M, r, squared, last) -> work, with ‖r‖². `last` is a `Last` if the method `keeps` its direction,
+        else None. Every sum over a vector is asked of the `Space`: the vectors may be one device's pieces.
       step: (space, A, M, work, now) -> (work, now.after(residual norm, code)). The code is RUNNING; FULL for the last
         step before a restart; or RESTART or a Status for a step that must not be taken. In the last two cases, and
         where a column is not active, the work must not change (`holding` does that). These codes may depend only on
@@ -48,7 +51,6 @@ class Method(NamedTuple):
       iterate: (M, work) -> the vector to add to x.
       self_adjoint: the method assumes that A is its own adjoint, so that it solves systems with the adjoint too.
       keeps: a restart may continue in the last direction.
-      estimates: the residual norm of `step` is only an estimate: the method minimises another residual.
       least_squares: the method may end with LEAST_SQUARES, which is checked by the true residual.
       sums: (whether there is no M) -> the pass for whose sums `step` asks with A·v, and the number of vectors beside.
       unrolled: the steps of a trip of the inner loop, if that has several between two checks. A trip costs a GPU some
@@ -60,7 +62,6 @@ class Method(NamedTuple):
     iterate: Callable[[Map, Any], Array] = x_of
     self_adjoint: bool = True
     keeps: bool = False
-    estimates: bool = False
     least_squares: bool = False
     sums: Callable[[bool], tuple[Pass, int]] | None = None
     unrolled: int = 5
@@ -83,6 +84,8 @@ def chosen(flags: Array, new: Any, old: Any, scratch: tuple[str, ...] = ()) -> A
     first = getattr(new, "columns_first", ()) if flags.ndim else ()
 
     def field(name: str, new: Any, old: Any) -> Any:
+        if new is old:
+            return old
         where = flags[:, None, None] if name in first else flags
         return new if name in scratch else jax.tree.map(lambda new, old: jnp.where(where, new, old), new, old)
 
@@ -128,91 +131,122 @@ def run(space: Space, method: Method, options: Options, system: System) -> tuple
     """x with A·x = b, finite, and how the solve ended. Inside, b is scaled by a power of two."""
     A, M, b, x0, limits, inner, basis = system
     narrow, own = options.dtype or b.dtype, A if inner is None else inner
-    unit = power_of_two(space.exponent(b), b.dtype)
-    b = b / unit
+    v = space.probe(b) if method.self_adjoint else None
+    Av = None if v is None else A(v)
+    unit, squared, *of_A = unit_of(space, b, *(() if Av is None else (jnp.abs(Av),)))
+    # Entries of about 1, since squares of small numbers underflow: then ‖b‖ is about √n.
+    root_n = 2.0 ** min(round(np.log2(space.length_of(b)) / 2), 12)
+    unit, squared = unit / root_n, squared * root_n**2
+    b, b_norm = b / unit, jnp.sqrt(squared)
+    tolerance = jnp.maximum(limits.rtol * b_norm, limits.atol / unit).astype(b_norm.dtype)
+    tolerance = jnp.minimum(tolerance, jnp.finfo(tolerance.dtype).max)  # which no infinite residual meets
+    drop = jnp.maximum(limits.drop, jnp.finfo(narrow).eps / 16)  # a recursion that fell by more is rounding
     r, x = b, jnp.zeros_like(b)
     if x0 is not None:
-        r, x = unless_far(space, A, b, x0 / unit, jnp.isfinite(space.largest(x0)))
-    b_norm = space.norm(b)
-    tolerance = jnp.maximum(limits.rtol * b_norm, limits.atol.astype(unit.dtype) / unit).astype(b_norm.dtype)
-    drop = jnp.maximum(limits.drop, jnp.finfo(narrow).eps / 16)  # a recursion that fell by more is rounding
-    v = space.probe(b) if method.self_adjoint else None
-    look = None if v is None else stopping.Probe(v, A(v))
-    rule = stopping.Rule(space, method, options.dtype, A, M, b, unit, b_norm, tolerance, limits.maxiter, look)
+        r, x, squared = unless_far(space, A, b, x0, unit, squared)
+    rule = stopping.Rule(space, method, options.dtype, A, M, b, unit, root_n, tolerance, limits.maxiter)
+    if v is not None and Av is not None:
+        rule = rule._replace(probe=stopping.Probe(v, Av, of_A[0].real / space.length_of(b)))
+    # A refinement carries narrow vectors only, and computes many true residuals, each of which finds the best x.
+    looks, real = inner is None and (method.iterate is x_of or method.least_squares), jnp.finfo(narrow).dtype
+    most = jnp.asarray(stopping.MOST / jnp.finfo(real).eps, real)
+    # The host reads the condition of a GPU's loop, for some 30 µs; a look between steps costs less than two.
+    often = looks and (options.steps_per_check == 1 or method.least_squares)
 
     def trip(outer: Outer) -> Outer:
         """The method, from a true residual until its recursion meets the tolerance, and the true residual there."""
-        work = method.start(space, own, M, outer.r.astype(narrow), outer.direction)
-        goal = jnp.maximum(tolerance, drop * outer.norm).astype(jnp.finfo(narrow).dtype)
-        of = lambda loop: Now(loop.k, loop.norm, loop.code, goal, limits.maxiter)  # noqa: E731
+        work = method.start(space, own, M, outer.r.astype(narrow), outer.squared.astype(real), outer.last)
 
-        def at(loop: Loop) -> Array:
-            return outer.x + jnp.where(outer.ended == RUNNING, method.iterate(M, loop.work), 0).astype(b.dtype)
+        goal = jnp.maximum(tolerance, drop * outer.norm).astype(real)
+
+        def now_of(loop: Loop) -> Now:
+            return Now(loop.k, loop.norm, loop.code, goal, most, limits.maxiter)
+
+        def x_at(loop: Loop) -> Array:
+            return outer.x + method.iterate(M, loop.work).astype(b.dtype)
 
         def advance(loop: Loop) -> Loop:
             """One step, or none in the columns that are over."""
-            work, now = method.step(space, own, M, loop.work, of(loop))
-            moves = now.k > loop.k
+            is_checked = b.ndim == 1 and options.steps_per_check == 1  # by the condition of the loop
+            now = Now(loop.k, loop.norm, loop.code) if is_checked else now_of(loop)
+            work, now = method.step(space, own, M, loop.work, now)
             if options.callback is not None:
-                show(options.callback, moves, basis.leave(at(loop._replace(work=work)) * unit))
-            norms = recorded(loop.norms, jnp.where(moves, now.k, -1), now.norm)
+                show(options.callback, now.k > loop.k, basis.leave(x_at(loop._replace(work=work)) * unit))
+            norms = loop.norms
+            if options.history_length:
+                norms = recorded(norms, jnp.where(now.k > loop.k, now.k, -1), now.norm)
             return loop._replace(work=work, k=now.k, norm=now.norm, code=now.code, norms=norms)
 
-        loop = Loop(work, outer.k, outer.norm.astype(goal.dtype), outer.ended, outer.norms, outer.best, outer.pace)
-        active, onward = lambda loop: anyone(of(loop).active), steps(advance, options, unit, method.unrolled)
+        onward = steps(advance, options, unit, method.unrolled)
 
         def several(loop: Loop) -> Loop:
             loop = onward(loop)
             if limits.budget is None:
                 return loop
-            return stopping.paced(loop, of(loop).active, tolerance.astype(goal.dtype), limits.budget)
+            return stopping.paced(loop, now_of(loop).active, tolerance.astype(real), limits.budget)
 
-        # A refinement carries narrow vectors only, and computes many true residuals, each of which finds the best x.
-        if inner is None and (method.iterate is x_of or method.least_squares):
-            due = lambda loop: of(loop).active & stopping.is_due(rule, loop)  # noqa: E731
-            looked = lambda loop: stopping.looked(rule, loop, at(loop), due(loop))  # noqa: E731
-            until_due = lambda loop: active(loop) & ~anyone(due(loop))  # noqa: E731
-            to_due = lambda loop: repeated(until_due, several, loop)  # noqa: E731
-            # The host reads the condition of a GPU's loop, for some 30 µs; a look between steps costs less than two.
-            often = options.steps_per_check == 1 or method.least_squares
-            loop = repeated(active, lambda loop: looked(to_due(loop) if often else several(loop)), loop)
-        else:
-            loop = repeated(active, several, loop._replace(best=None))._replace(best=outer.best)
-        new = stopping.judged(rule, at(loop), loop, outer)
-        if method.keeps:
-            # The direction after a step or two is not worth keeping, nor one in the wide type, unless the method waits.
-            worth = (loop.k - outer.k > 2) & ((inner is not None) | (loop.code == WAITING))
-            new = new._replace(direction=jnp.where(worth | (new.code != RUNNING), loop.work.p, 0))
-        # Columns that are over stay as they are; a single system is in the loop only while it runs.
-        kept = lambda new, old: jnp.where(outer.code == RUNNING, new, old)  # noqa: E731
+        def lives(loop: Loop) -> Array:
+            """Whether the method goes on, by column."""
+            now = now_of(loop)
+            return now.active & ~rule.stuck(now, loop.best) if looks and not method.least_squares else now.active
+
+        def is_undue(loop: Loop, best: Best) -> Array:
+            """Whether no column is to be looked at."""
+            goes_on = rule.until_look(now_of(loop), best)
+            if b.ndim == 1:
+                return goes_on
+            return jnp.any(goes_on) & jnp.all(goes_on | ~lives(loop._replace(best=best)))
+
+        def with_look(loop: Loop) -> Loop:
+            best = loop.best
+            if often:
+                loop = repeated(lambda loop: is_undue(loop, best), several, loop._replace(best=None))
+            else:
+                loop = several(loop._replace(best=None))
+            loop = loop._replace(best=best)
+            return stopping.looked(rule, loop, x_at(loop), now_of(loop))
+
+        best = outer.best if looks else None
+        loop = Loop(work, outer.k, outer.norm.astype(real), outer.code, outer.norms, best, outer.pace)
+        loop = repeated(lambda loop: anyone(lives(loop)), with_look if looks else several, loop)
+        loop = rule.named(loop) if looks else loop._replace(best=outer.best)
+        x = jnp.where(outer.retries, outer.best.x, x_at(loop))
+        new = stopping.judged(rule, x, loop.work.p if method.keeps else None, loop, outer)
+        # Columns that are over stay as they are; a single system is in the loop only while it goes on.
+        kept = lambda new, old: jnp.where(outer.goes_on, new, old)  # noqa: E731
         return new if b.ndim == 1 else jax.tree.map(kept, new, outer)
 
-    size, k = b_norm if x0 is None else space.norm(r), jnp.zeros(b_norm.shape, jnp.int32)
+    size, k = jnp.sqrt(squared), jnp.zeros(b_norm.shape, jnp.int32)
     norms = jnp.full((options.history_length, *k.shape), -1, size.dtype) if options.history_length else None
-    direction = jnp.zeros_like(r, narrow) if method.keeps else None  # zeros are none
-    best, of_narrow = Best(x, size, k), size.astype(jnp.finfo(narrow).dtype)
-    pace = None if limits.budget is None else stopping.Pace(k, of_narrow, of_narrow)
-    outer = Outer(x, r, size, k, k + RUNNING, k + RUNNING, recorded(norms, k, size), direction, best, pace)
-    outer = lax.while_loop(lambda outer: anyone(outer.code == RUNNING), trip, mesh_axes.varying(outer, r))
-    norms = outer.norms
-    norms = norms if norms is None else jnp.where(norms < 0, norms, norms * unit)
-    code, is_worse = stopping.diagnosed(rule, outer), outer.norm > size  # than the start, by a recursion that was wrong
-    end = End(outer.k, jnp.where(is_worse, size, outer.norm) * unit, code, norms)
-    x = jnp.where(is_worse, x, outer.x) * unit
-    return jnp.where(jnp.isfinite(x), x, 0), end
+    last = Last(jnp.zeros_like(r, narrow), jnp.full_like(size, jnp.inf)) if method.keeps else None
+    pace = None if limits.budget is None else stopping.Pace(k, size.astype(real), size.astype(real))
+    Ax_norm = None if rule.probe is None else jnp.zeros_like(size)
+    outer = Outer(x, r, squared, k, k + RUNNING, recorded(norms, k, size), last, Best(x, size, k), Ax_norm, pace)
+    outer = repeated(lambda outer: anyone(outer.goes_on), trip, mesh_axes.varying(outer, r))
+
+    # A recursion that was wrong may leave a best x that is none, and even one that is worse than the start.
+    failed, best = stopping.is_failure(outer.code), outer.best
+    for other, norm in ((best.x, best.norm), (x, size)):
+        is_better = failed & (norm < outer.norm)
+        squared = jnp.where(is_better, norm * norm, outer.squared)
+        outer = outer._replace(x=jnp.where(is_better, other, outer.x), squared=squared)
+    code, Ax_norm = stopping.diagnosed(rule, outer)
+    norms = outer.norms if outer.norms is None else jnp.where(outer.norms < 0, outer.norms, outer.norms * unit)
+    return outer.x * unit, End(outer.k, outer.norm * unit, code, norms, Ax_norm * unit, b_norm * unit)
 
 
-def unless_far(space: Space, A: Map, b: Array, x: Array, finite: Array) -> tuple[Array, Array]:
-    """b − A·x and x; b and zero in columns with a residual FAR times b, whose rounding errors would hide b.
+def unless_far(space: Space, A: Map, b: Array, x0: Array, unit: Array, b_squared: Array) -> tuple[Array, Array, Array]:
+    """r = b − A·x, x = x0 / unit, and ‖r‖²; b, zero and ‖b‖² in columns with a residual FAR times as long as b.
 
-    Hence a column with b = 0 starts at its solution, 0.
-
-    Args:
-      finite: whether the x0 behind a column of x is finite; a NaN in x0 must stay, so that the solve reports it.
+    The rounding errors of such a residual would hide b. Hence a column with b = 0 starts at its solution, 0. The
+    residual of an x0 that is not finite stays, so that the solve reports it.
     """
+    x = x0 / unit
     r = b - A(x)
-    is_far = finite & ~(space.largest(r) < FAR * space.largest(b))
-    return jnp.where(is_far, b, r), jnp.where(is_far, 0, x)
+    squared, nothing = space.sums(squares(r), squares(0 * x0))
+    is_far = (nothing == 0) & ~(squared < FAR**2 * b_squared)
+    x = jnp.where(is_far | ~jnp.isfinite(x), 0, x)
+    return jnp.where(is_far, b, r), x, jnp.where(is_far, b_squared, squared)
 
 
 def steps(advance: Callable[[Loop], Loop], options: Options, unit: Any, unroll: int) -> Callable[[Loop], Loop]:
@@ -239,7 +273,7 @@ def steps(advance: Callable[[Loop], Loop], options: Options, unit: Any, unroll: 
     return trip
 
 
-def repeated(goes_on: Callable[[Loop], Array], f: Callable[[Loop], Loop], loop: Loop) -> Loop:
+def repeated(goes_on: Callable[[State], Array], f: Callable[[State], State], loop: State) -> State:
     return lax.while_loop(goes_on, f, mesh_axes.varying(loop, loop))
 
 

@@ -10,6 +10,7 @@ from jax import Array, lax
 
 from jaxsparse_fmt._types import pytree
 from jaxsparse_fmt.core import vector_passes
+from solvers.core.vectors import squares
 
 Map = Callable[[Array], Array]
 
@@ -19,7 +20,8 @@ Map = Callable[[Array], Array]
 class Product:
     """v -> A·v, with sums over it from the same pass; `apply` is the product alone.
 
-    A call takes the product from the pass of the steps, `what` over A·v and `count` vectors: one kernel to compile.
+    On a GPU a call takes the product from the pass of the steps, `what` over A·v and `count` vectors: one kernel to
+    compile.
     """
 
     apply: Map
@@ -28,6 +30,8 @@ class Product:
     count: int
 
     def __call__(self, v: Array) -> Array:
+        if not vector_passes.by_kernel(v):
+            return self.apply(v)
         return self.with_sums(v, self.what, *[v] * self.count)[0]
 
 
@@ -57,6 +61,27 @@ def power_of_two(exponent: Array, dtype: Any) -> Array:
     places, bias, integers = _layout(real)
     biased = lax.add(lax.convert_element_type(exponent, integers), integers(bias))
     return lax.bitcast_convert_type(lax.shift_left(biased, integers(places)), real)
+
+
+def unit_of(space: Any, v: Array, *rows: Array) -> tuple[Array, ...]:
+    """A power of two near ‖v‖₂, (‖v‖₂ over it)², and the sum of each row, by column and in one reduction.
+
+    Of the sums of squares of v, 2ˢ·v and 2⁻ˢ·v, one neither over- nor underflows (Blue 1978).
+    """
+    info = jnp.finfo(v.dtype)
+    real, s, half = info.dtype, 5 * info.maxexp // 8, info.maxexp // 2 - 1
+    least, middle, most, *sums = space.sums(*(squares(v * real.type(2.0**e)) for e in (s, 0, -s)), *rows)
+    is_large, is_small = ~(middle < jnp.inf), middle < float(info.tiny) / float(info.eps)
+    chosen = lambda large, small, other: jnp.where(is_large, large, jnp.where(is_small, small, other))  # noqa: E731
+    squared = chosen(most, least, middle)
+    size = jnp.sqrt(jnp.sqrt(squared)) * chosen(*(real.type(2.0 ** (e / 2)) for e in (s, -s, 0)))
+    places, bias, integers = _layout(real)  # √‖v‖, since ‖v‖ may lie beyond the dtype
+    bits = lax.bitcast_convert_type(size, integers) & integers(2 * bias + 1 << places)
+    bounds = (jnp.full_like(size, 2.0**e) for e in (6 - half, half))
+    power = lax.clamp(next(bounds), lax.bitcast_convert_type(bits, real), next(bounds))
+    unit = power * power
+    in_unit = chosen(*(real.type(2.0**e) for e in (s, -s, 0))) / unit
+    return unit, squared * in_unit * in_unit, *sums
 
 
 def _layout(dtype: Any) -> tuple[int, int, Any]:

@@ -68,9 +68,9 @@ class Space:
         """xᴴ·y."""
         return self.sum(vectors.inner_product(x, y))
 
-    def inner_products(self, *pairs: tuple[Array, Array]) -> Array:
-        """xᴴ·y of each pair (x, y), in one reduction: [pairs], or [pairs, k]."""
-        return self.sum(vectors.inner_products(*pairs))
+    def sums(self, *rows: Array) -> Array:
+        """The sum of each row [n] or [n, k], in one reduction: [rows], or [rows, k]."""
+        return self.sum(vectors.sums(*rows))
 
     def largest(self, v: Array) -> Array:
         """The largest absolute number of v, by column."""

@@ -1,8 +1,8 @@
-"""The stopping rule, ‖b − A·x‖ ≤ max(rtol·‖b‖, atol) by the true residual, and what a solve that misses it says.
+"""The stopping rule, ‖b − A·x‖ ≤ max(rtol·‖b‖, atol) by the true residual, and the status of a solve.
 
 `Now` ends the method by the residual of its recursion, `looked` where that grows or waits long. `judged` then takes the
-true residual: CONVERGED, another start of the method, or a failure, which is judged again at its best x. `diagnosed`
-names what is at fault. `lsmr` has a rule of its own.
+true residual: CONVERGED, another start of the method, or a failure. After a failure one more turn judges the best x.
+`lsmr` has a rule of its own.
 """
 
 import functools
@@ -14,11 +14,13 @@ from jax import Array, lax
 
 from solvers.core.scaling import Map
 from solvers.core.space import Space
+from solvers.core.vectors import squares
 from solvers.solution import Status
 
-# Codes beside a Status: go on; start again from the true residual, without or with this step, or since the residual
+# Codes besides a Status: go on; start again from the true residual, without or with this step, or since the residual
 # has not fallen for long.
 RUNNING, RESTART, FULL, WAITING = -1, -2, -3, -4
+RETRY = 64  # above any Status
 BETTER = 0.9  # times the norm of the best x: a residual below it makes a better one
 PATIENCE = 200  # steps after which a residual that has not fallen is looked at, and after each doubling of them
 LOOK = 32  # steps after which a norm that always falls is compared with the true one, and after each doubling of them
@@ -72,6 +74,13 @@ class Pace(NamedTuple):
     least: Array
 
 
+class Last(NamedTuple):
+    """The last direction of a method that keeps it."""
+
+    p: Array  # [n]
+    along: Array  # Re rᴴ·p, with the true residual; ∞ where the direction is not to be kept
+
+
 class Loop(NamedTuple):
     """A method between two true residuals."""
 
@@ -85,18 +94,35 @@ class Loop(NamedTuple):
 
 
 class Outer(NamedTuple):
-    """A solve at a true residual."""
+    """A solve at a true residual.
+
+    While it is RUNNING, `best` is the best x before. A solve that failed at another x than its best one takes one more
+    turn, which judges the best x; then `best` is the x at which it failed.
+    """
 
     x: Array
     r: Array  # b − A·x
-    norm: Array  # of r
+    squared: Array  # ‖r‖²
     k: Array
-    code: Array  # RUNNING or how it ended
-    ended: Array  # how the method ended, of a solve that runs on only to be judged at another x; else RUNNING
+    code: Array  # RUNNING, or how it ended, with RETRY added while the best x is still to be judged
     norms: Any
-    direction: Any  # the last one, where the method keeps it
+    last: Any  # a `Last`, where the method keeps its direction
     best: Best
+    Ax_norm: Any  # ‖A‖·‖x‖ from below, of a self-adjoint method
     pace: Any = None
+
+    @property
+    def norm(self) -> Array:
+        """‖r‖."""
+        return jnp.sqrt(self.squared)
+
+    @property
+    def goes_on(self) -> Array:
+        return (self.code == RUNNING) | self.retries
+
+    @property
+    def retries(self) -> Array:
+        return self.code >= RETRY
 
 
 class End(NamedTuple):
@@ -106,10 +132,12 @@ class End(NamedTuple):
     norm: Array  # true residual norm
     code: Array
     norms: Any
+    Ax_norm: Any = None  # ‖A‖·‖x‖ from below, of a self-adjoint method or a failure
+    b_norm: Any = None
 
 
 class Now(NamedTuple):
-    """The numbers of a loop and what ends it, by column too.
+    """The numbers of a loop and what ends it, by column too; what ends it is None where it has just been checked.
 
     A pass over vectors may take and return them; kernels in Mosaic GPU have no ~ of flags.
     """
@@ -117,21 +145,27 @@ class Now(NamedTuple):
     k: Array
     norm: Array
     code: Array
-    goal: Array  # the norm at which the method ends
-    maxiter: Any
+    goal: Any = None  # the norm at which the method ends
+    most: Any = None  # the norm above which it ends, too
+    maxiter: Any = None
 
     @property
     def active(self) -> Array:
         """Whether the method takes another step, by the residual norm of its recursion."""
-        return (self.code == RUNNING) & (self.norm > self.goal) & (self.k < self.maxiter)
+        runs = self.code == RUNNING
+        if self.goal is None:
+            return runs
+        return runs & (self.norm > self.goal) & (self.norm <= self.most) & (self.k < self.maxiter)
+
+    @property
+    def numbers(self) -> tuple[Array, ...]:
+        """Those that are not None."""
+        return self if self.goal is not None else self[:3]
 
     def after(self, norm: Array, code: Array) -> Self:
         """The numbers after a step with this norm and code; as they were where the method is not active."""
-        # Of a right-hand side of about 1: rounding then leaves more than it.
-        active, most = self.active, MOST / jnp.finfo(norm.dtype).eps
+        active = self.active
         moves = active & is_taken(code)
-        blown_up = jnp.where(is_finite(norm), jnp.int32(Status.DIVERGED), jnp.int32(Status.NON_FINITE))
-        code = jnp.where(moves, jnp.where(norm <= most, code, blown_up), code)
         norm, code = jnp.where(moves, norm, self.norm), jnp.where(active, code, self.code)
         return self._replace(k=self.k + moves.astype(jnp.int32), norm=norm, code=code)
 
@@ -139,11 +173,6 @@ class Now(NamedTuple):
 def is_taken(code: Array) -> Array:
     """Whether a step with this code counts."""
     return (code == RUNNING) | (code == FULL)
-
-
-def is_finite(a: Array) -> Array:
-    """As jnp.isfinite, which kernels in Mosaic GPU do not have."""
-    return jnp.abs(a) <= jnp.finfo(a.dtype).max
 
 
 def root(a: Array) -> Array:
@@ -176,10 +205,11 @@ def recorded(norms: Any, k: Array, value: Array) -> Any:
 
 
 class Probe(NamedTuple):
-    """A vector v without a pattern, and A·v, by which a failure is examined."""
+    """A vector v without a pattern and A·v, by which a failure of a self-adjoint method is examined."""
 
     v: Array
     Av: Array
+    size: Array  # the mean of |A·v|
 
 
 class Rule(NamedTuple):
@@ -188,7 +218,8 @@ class Rule(NamedTuple):
     Attributes:
       narrow: dtype of a refinement's inner vectors; None: no refinement.
       unit: a power of two; b is the user's over it.
-      look: for a self-adjoint method; else None.
+      b_norm: a number below ‖b‖ and near it.
+      probe: for a self-adjoint method; else None.
     """
 
     space: Space
@@ -198,48 +229,62 @@ class Rule(NamedTuple):
     M: Map
     b: Array
     unit: Array
-    b_norm: Array
+    b_norm: float
     tolerance: Array
     maxiter: Array
-    look: Probe | None
+    probe: Probe | None = None
 
     @property
     def noise_norm(self) -> Any:
         """About the norm of the probe."""
         return (self.space.length_of(self.b) / 3) ** 0.5
 
+    def until_look(self, now: Now, best: Best) -> Array:
+        """Whether the method goes on until it is to be looked at: at a better x, or where it is `stuck`."""
+        is_better = False if self.method.least_squares else now.norm <= BETTER * best.norm
+        return now.active & ~(is_better | self.stuck(now, best))
 
-def is_due(rule: Rule, loop: Loop) -> Array:
-    """Whether the method is to be looked at: at a better x, at one that blew up, or after many steps without either.
+    def stuck(self, now: Now | Loop, best: Best) -> Array:
+        """Whether the residual blew up, or found no better x for many steps.
 
-    A method that keeps its direction waits; one whose recursion falls at every step, also where x grows, is compared
-    with the true residual.
-    """
-    best, method = loop.best, rule.method
-    is_late = loop.k >= 2 * best.k + (LOOK if method.least_squares else PATIENCE)
-    if method.least_squares:
-        return is_late
-    return (loop.norm < BETTER * best.norm) | _blew_up(loop) | (is_late if method.keeps else False)
+        A method that keeps its direction waits; one whose recursion falls at every step, also where x grows, is
+        compared with the true residual.
+        """
+        is_late = now.k >= 2 * best.k + (LOOK if self.method.least_squares else PATIENCE)
+        if self.method.least_squares:
+            return is_late
+        return has_blown_up(now, best) | is_late if self.method.keeps else has_blown_up(now, best)
+
+    def named(self, loop: Loop) -> Loop:
+        """The loop, which is over, with the reason as its code where that is not the method's."""
+        stuck = (loop.code == RUNNING) & self.stuck(loop, loop.best)
+        if self.method.least_squares:
+            return loop
+        return loop._replace(code=jnp.where(stuck, _reason(loop), loop.code))
 
 
-def _blew_up(loop: Loop) -> Array:
+def has_blown_up(now: Now | Loop, best: Best) -> Array:
     """Rounding leaves eps times the largest residual."""
-    return loop.norm > jnp.finfo(loop.norm.dtype).eps ** -0.875 * loop.best.norm
+    return now.norm > jnp.finfo(now.norm.dtype).eps ** -0.875 * best.norm
 
 
-def looked(rule: Rule, loop: Loop, x: Array, due: Array) -> Loop:
-    """The loop at x with its best x: DIVERGED where the residual blew up, WAITING where the true one is to be seen."""
+def _reason(loop: Loop) -> Array:
+    return jnp.where(has_blown_up(loop, loop.best), jnp.int32(Status.DIVERGED), jnp.int32(WAITING))
+
+
+def looked(rule: Rule, loop: Loop, x: Array, now: Now) -> Loop:
+    """The loop at x with its best x."""
     best, size = loop.best, loop.norm
-    if rule.method.least_squares:
-        size = once_if(due, lambda _, x: rule.space.norm(rule.b - rule.A(x)), size, x)  # not where the method has ended
-        # A recursion that lies, or a residual that grows, which of a symmetric A it does by M alone.
-        better, ended, seen = due & (size < best.norm), due & ~(size <= 2 * jnp.minimum(loop.norm, best.norm)), due
-    else:
-        better = seen = due & (size < BETTER * best.norm)
-        ended = due & ~better
-    k, code = jnp.where(seen, loop.k, best.k), jnp.where(_blew_up(loop), jnp.int32(Status.DIVERGED), WAITING)
-    best = _where(better, Best(x, size.astype(best.norm.dtype), best.k), best)._replace(k=k)
-    return loop._replace(code=jnp.where(ended, code, loop.code), best=best)
+    if not rule.method.least_squares:
+        return loop._replace(best=_where(size <= BETTER * best.norm, Best(x, size, loop.k), best))
+    seen = now.active & rule.stuck(loop, best)
+    # Not where the method has ended.
+    size = once_if(seen, lambda _, x: rule.space.norm(rule.b - rule.A(x)), size, x)
+    # A recursion that lies, or a residual that grows, which of a symmetric A it does by M alone.
+    ended = seen & ~(size <= 2 * jnp.minimum(loop.norm, best.norm))
+    code = jnp.where(ended, _reason(loop), loop.code)
+    best = _where(seen & (size < best.norm), Best(x, size, best.k), best)
+    return loop._replace(code=code, best=best._replace(k=jnp.where(seen, loop.k, best.k)))
 
 
 def paced(loop: Loop, active: Array, tolerance: Array, budget: Array) -> Loop:
@@ -259,65 +304,88 @@ def paced(loop: Loop, active: Array, tolerance: Array, budget: Array) -> Loop:
     return loop._replace(code=jnp.where(active & anyone(is_slow), jnp.int32(Status.MAXITER), loop.code), pace=pace)
 
 
-def judged(rule: Rule, x: Array, loop: Loop, outer: Outer) -> Outer:
-    """The solve at x by its true residual: RUNNING, or how it ended.
+def judged(rule: Rule, x: Array, p: Any, loop: Loop, outer: Outer) -> Outer:
+    """The solve at x, without numbers that leave the range of the dtype, by its true residual.
 
     Args:
+      p: the direction of a method that keeps it, else None.
       loop: how the method ended; `outer`: where it started.
     """
-    space, method, look, b_norm = rule.space, rule.method, rule.look, rule.b_norm
-    code, claimed, before, is_last = loop.code, loop.norm, outer.norm, outer.ended != RUNNING
-    eps, asymmetric = jnp.finfo(before.dtype).eps, jnp.bool_(False)
-    r, loses = rule.b - rule.A(x), (in_range(x, rule.unit) != x).astype(x.dtype)
-    of_look = () if look is None else ((look.v, rule.b - r), (look.Av, x), (x, x), (look.Av, look.Av))
-    squared, lost, *sums = space.inner_products((r, r), (loses, loses), *of_look)
-    now = jnp.sqrt(squared.real)
-    if look is not None:
-        rounding = rule.noise_norm * (2 * b_norm + now) + jnp.sqrt(sums[2].real) * jnp.sqrt(sums[3].real)
-        asymmetric = jnp.abs(sums[0] - sums[1]) > 100 * eps * rounding
-    # The residual may rise until a method starts again, as in bicgstab: then maxiter, or a first step that may not be
-    # taken, ends the solve. Rounding may hide the gain of a full cycle by the recursion, and the next may gain more.
-    may_grow = now > 10 * eps * b_norm if method.estimates else jnp.bool_(False)
-    gained = (code == FULL) & (claimed < (1 - 100 * eps) * before)
-    gained &= may_grow | (now <= (1 + eps**0.5) * before)
-    least = jnp.where((code == RESTART) | (code == FULL) | may_grow, 1, 0.5)
-    waits = (code == WAITING) & (now <= 2 * claimed) & ~asymmetric
+    probe, eps, retries = rule.probe, jnp.finfo(rule.b.dtype).eps, outer.retries
+    given, x = x, in_range(x, rule.unit)
+    Ax, scale = rule.A(x), 1 if probe is None else probe.size
+    r = rule.b - Ax
+    rows = [squares(r), squares(scale * x), squares(scale * (given - x))]
+    if probe is not None:
+        rows += [jnp.conj(probe.v) * Ax - jnp.conj(probe.Av) * x, squares(probe.Av / probe.size)]
+    if p is not None:
+        rows.append(jnp.conj(r) * p)
+    sums = rule.space.sums(*rows)
+    now, x_squared, lost = jnp.sqrt(sums[0].real), sums[1].real, sums[2].real
+    is_lost = ~(lost <= eps**2 * x_squared)
+    Ax_norm = None
+    if probe is None:
+        code = _verdict(rule, now, None, is_lost, loop, outer)
+    else:
+        Ax_norm = jnp.sqrt(x_squared) * jnp.sqrt(sums[4].real) / rule.noise_norm
+        asymmetric = jnp.abs(sums[3]) > 100 * eps * rule.noise_norm * (2 * rule.b_norm + now + Ax_norm)
+        code = _verdict(rule, now, asymmetric, is_lost, loop, outer)
+        accurate = is_rounding(code, now, Ax_norm, rule.b_norm, rule.tolerance)
+        code = jnp.where(accurate, jnp.int32(Status.ROUNDED), code)
+    is_cause = (code == Status.STAGNATION) & is_lost
+    if rule.method.least_squares:
+        is_cause |= (code == Status.LEAST_SQUARES) & ~(lost <= 0.01 * x_squared)
+    code = jnp.where(is_cause, jnp.int32(Status.OUT_OF_RANGE), code)
+
+    best = loop.best
+    if rule.method.least_squares:
+        better = jnp.where(code == Status.LEAST_SQUARES, BETTER, 1) * now < best.norm
+    else:
+        # The norm of a best x that this start of the method claims is that of its recursion.
+        claims = best.k > outer.k
+        runs = (loop.code < 0) & (loop.k < rule.maxiter)
+        better = (now < jnp.where(claims & runs, outer.norm, best.norm)) | (claims & (best.k == loop.k))
+    # In the last turn x is the best one, and the other one is that of the turn before.
+    other = Best(jnp.where(retries, outer.x, x), jnp.where(retries, outer.norm, now), loop.k)
+    found, last = _where(retries | better, other, best)._replace(k=loop.k), None
+    code = jnp.where(is_failure(code) & ~better & ~retries, code + RETRY, code)
+    if p is not None:
+        # The direction after a step or two is not worth keeping, nor one in the wide type, unless the method waits.
+        worth = (loop.k - outer.k > 2) & ((rule.narrow is not None) | (loop.code == WAITING))
+        last = Last(p, jnp.where(worth, sums[-1].real, jnp.inf))
+    return Outer(x, r, sums[0].real, loop.k, code, loop.norms, last, found, Ax_norm, loop.pace)
+
+
+def _verdict(rule: Rule, now: Array, asymmetric: Any, is_lost: Array, loop: Loop, outer: Outer) -> Array:
+    """RUNNING, or how the solve ended, by its true residual norm `now`."""
+    code, claimed, before, method = loop.code, loop.norm, outer.norm, rule.method
+    eps = jnp.finfo(before.dtype).eps
+    if method.keeps or method.least_squares:
+        waits = (code == WAITING) & (now <= 2 * claimed)
+        goes_on = (now < 0.5 * before) | (waits if asymmetric is None else waits & ~asymmetric)
+    else:
+        # The residual may rise until a method starts again, as in bicgstab: then maxiter, or a first step that may not
+        # be taken, ends the solve. Rounding may hide the gain of a full cycle by the recursion; the next may gain more.
+        restarts, is_full = code == RESTART, code == FULL
+        gained = is_full & (claimed < (1 - 100 * eps) * before) & (now <= (1 + eps**0.5) * before)
+        goes_on = restarts | gained | (now < jnp.where(is_full, 1, 0.5) * before)
     code = status_of(
-        (~jnp.isfinite(now) & ~is_last, Status.NON_FINITE),
-        (jnp.isfinite(now) & (now <= rule.tolerance), Status.CONVERGED),  # of an infinite b the tolerance is too
-        (code >= 0, code),
+        (now <= rule.tolerance, Status.CONVERGED),
+        (code >= 0, code & (RETRY - 1)),
+        (~jnp.isfinite(now + claimed), Status.NON_FINITE),
+        (claimed > MOST / jnp.finfo(claimed.dtype).eps, Status.DIVERGED),
         (loop.k >= rule.maxiter, Status.MAXITER),
-        (~((code == RESTART) | gained | waits | (now < least * before)), Status.STAGNATION),
+        (goes_on & ~is_lost, RUNNING),
+        otherwise=Status.STAGNATION,
     )
-    code = jnp.where(asymmetric & (code > 0) & (code != Status.NON_FINITE), Status.NOT_SYMMETRIC, code)
-    is_worse = (code == Status.LEAST_SQUARES) & is_last & ~(now <= 1.1 * before)
-    code = jnp.where(is_worse, Status.OUT_OF_RANGE, code).astype(jnp.int32)
-    new = Outer(x, r, now, loop.k, code, outer.ended, loop.norms, outer.direction, loop.best, loop.pace)
-    return returned(rule, new, outer, loop.code == WAITING, lost.real > 0)
+    if asymmetric is None:
+        return code
+    is_cause = asymmetric & (code > 0) & (code != Status.NON_FINITE)
+    return jnp.where(is_cause, jnp.int32(Status.NOT_SYMMETRIC), code)
 
 
-def returned(rule: Rule, new: Outer, outer: Outer, waited: Array, lost: Array) -> Outer:
-    """The solve with its best x so far.
-
-    A solve that is over, but not at the x that the user gets, runs on without steps, to be judged there: a failure at
-    its best x, and any without numbers that leave the range of the dtype, if it has `lost` such.
-    """
-    x, now, code, best, is_last = new.x, new.norm, new.code, new.best, new.ended != RUNNING
-    converged, over, wrong = code == Status.CONVERGED, code != RUNNING, code == Status.LEAST_SQUARES
-    # The norm of a best x that this start of the method claims is that of its recursion.
-    is_claim = ~over & (jnp.bool_(False) if rule.method.least_squares else best.k > outer.k)
-    better = jnp.where(wrong, BETTER, 1) * now < jnp.where(is_claim, outer.norm, best.norm)
-    best = _where(better | ~jnp.isfinite(best.norm), Best(x, now, new.k), best)
-    best = best._replace(k=jnp.where(waited, new.k, best.k))
-    to_best = ~converged & (best.norm != now)
-    tried = in_range(jnp.where(to_best, best.x, x), rule.unit)
-    again = over & ~is_last & (to_best | lost)
-    ended = jnp.where(again, jnp.where(converged, jnp.int32(Status.OUT_OF_RANGE), code), new.ended)
-    # In the last look `best` is the other x, at which the method ended, unless that has lost numbers.
-    other = Best(x, jnp.where(lost, jnp.inf, now), new.k)
-    x, now = jnp.where(again, tried, jnp.where(is_last, best.x, x)), jnp.where(is_last, best.norm, now)
-    code = jnp.where(again, RUNNING, code)
-    return new._replace(x=x, norm=now, code=code, ended=ended, best=_where(again, other, best))
+def is_failure(code: Array) -> Array:
+    return (code > 0) & (code != Status.ROUNDED)
 
 
 def _where(flags: Array, new: Best, old: Best) -> Best:
@@ -330,29 +398,38 @@ def in_range(x: Array, unit: Array) -> Array:
     return jnp.where(jnp.isfinite(given), given, 0) / unit
 
 
-def diagnosed(rule: Rule, outer: Outer) -> Array:
-    """The code of a solve that is over, by a product or two with A where it failed."""
+def diagnosed(rule: Rule, outer: Outer) -> tuple[Array, Any]:
+    """The code of a solve that is over, by a product or two with A where it failed, and ‖A‖·‖x‖ from below."""
+    space, method, probe = rule.space, rule.method, rule.probe
+    is_plain = rule.narrow is None and not method.least_squares
+    if is_plain and probe is not None:
+        return outer.code, outer.Ax_norm
 
-    def examined(code: Array, x: Array, r: Array, v: Array) -> Array:
-        Av = rule.A(v) if rule.look is None else rule.look.Av
-        A_norm = rule.space.length(Av) / rule.noise_norm  # squares of small numbers would underflow
-        if rule.method.least_squares or rule.narrow is not None:
+    def examined(carried: tuple[Array, Array], x: Array, r: Array, v: Array) -> tuple[Array, Array]:
+        code, Ax_norm = carried
+        A_norm = space.length(rule.A(v) if probe is None else probe.Av) / rule.noise_norm
+        if not is_plain:
             code = _cause(rule, A_norm, r, outer, code)
-        is_accurate = is_rounding(code, outer.norm, A_norm * rule.space.norm(x), rule.b_norm, rule.tolerance)
-        return jnp.where(is_accurate, jnp.int32(Status.ROUNDED), code)
+        if probe is None:
+            Ax_norm = space.norm(A_norm * x)
+            stagnates = jnp.where(code == Status.OUT_OF_RANGE, Status.STAGNATION, code)
+            accurate = is_rounding(stagnates, outer.norm, Ax_norm, rule.b_norm, rule.tolerance)
+            code = jnp.where(accurate, jnp.int32(Status.ROUNDED), code)
+        return code, Ax_norm
 
-    v = rule.space.probe(rule.b) if rule.look is None else rule.look.v
-    return once_if(outer.code != Status.CONVERGED, examined, outer.code, outer.x, outer.r, v)
+    v = space.probe(rule.b) if probe is None else probe.v
+    Ax_norm = jnp.zeros_like(outer.norm) if outer.Ax_norm is None else outer.Ax_norm
+    return once_if(is_failure(outer.code), examined, (outer.code, Ax_norm), outer.x, outer.r, v)
 
 
-def is_rounding(code: Array, size: Array, Ax_norm: Array, b_norm: Array, tolerance: Array) -> Array:
+def is_rounding(code: Array, size: Array, Ax_norm: Array, b_norm: Any, tolerance: Array) -> Array:
     """Whether a solve stagnates at an x, of residual norm `size`, that solves a system which differs by rounding.
 
     The least relative change of A and b that makes x a solution is ‖r‖ / (‖A‖·‖x‖ + ‖b‖) (Rigal and Gaches 1967). A
     tolerance below the rounding unit of b asks for more, and a residual near ‖b‖ is no solution however large x is.
 
     Args:
-      Ax_norm: ‖A‖·‖x‖.
+      Ax_norm: ‖A‖·‖x‖, from below as b_norm is.
     """
     eps = jnp.finfo(size.dtype).eps
     limit = ROUNDED * eps * (Ax_norm + b_norm)
@@ -379,8 +456,8 @@ def _cause(rule: Rule, A_norm: Array, r: Array, outer: Outer, code: Array) -> Ar
     z = rule.M(r.astype(narrow)).astype(wide)
     Az = A(z)
     rz, curvature, rounding = space.dot(r, z), space.dot(z, Az), 100 * eps * space.norm(z) * space.norm(Az)
-    if outer.direction is not None:
-        p = outer.direction.astype(wide)
+    if outer.last is not None:
+        p = outer.last.p.astype(wide)
         Ap = A(p)
         curvature, rounding = space.dot(p, Ap), 100 * eps * space.norm(p) * space.norm(Ap)
     # What M proposes, A takes elsewhere, or as far as a residual in the narrow type may grow.

@@ -46,11 +46,12 @@ def run(space: Space, method: Method, options: Options, steps: int, system: Syst
     # A recursion that fell further is rounding, and a residual of zeros has no derivative.
     goal = lax.stop_gradient(jnp.maximum(tolerance, jnp.finfo(b.dtype).eps / 16 * first)).astype(first.dtype)
     r = jnp.where(first <= goal, space.probe(b), r)  # a system that takes no step needs any residual but zero
-    initial = method.start(space, A, M, r, None)
+    initial = method.start(space, A, M, r, space.dot(r, r), None)
+    most = jnp.asarray(jnp.inf, first.dtype)
 
     def step(state, _):
         x, work, size, code, k = state
-        now = Now(k, size, code, goal, steps)
+        now = Now(k, size, code, goal, most, steps)
         active = now.active
         # A step that is not taken is computed all the same; its derivative is multiplied by zero and must be finite.
         safe = chosen(active, work, initial)
@@ -64,7 +65,8 @@ def run(space: Space, method: Method, options: Options, steps: int, system: Syst
 
     def restarted(x, work, anew):
         closer = x + jnp.where(anew, method.iterate(M, work), 0)
-        fresh = method.start(space, A, M, b - A(closer), None)
+        r = b - A(closer)
+        fresh = method.start(space, A, M, r, space.dot(r, r), None)
         return closer, chosen(anew, fresh, work)
 
     code, k = jnp.full(first.shape, RUNNING, jnp.int32), jnp.zeros(first.shape, jnp.int32)

@@ -17,11 +17,14 @@ def dot(x: Array, y: Array) -> Array:
     return inner_product(x, y).real
 
 
-def inner_products(*pairs: tuple[Array, Array]) -> Array:
-    """xᴴ·y of each pair (x, y), in one reduction: [pairs], or [pairs, k]."""
-    products = [jnp.conj(x) * y for x, y in pairs]
-    # At most four beside each other, which XLA may write to memory.
-    return jnp.concatenate([jnp.sum(jnp.stack(products[i : i + 4]), axis=1) for i in range(0, len(products), 4)])
+def sums(*rows: Array) -> Array:
+    """The sum of each row [n] or [n, k], in one reduction: [rows], or [rows, k]."""
+    return jnp.sum(jnp.stack(jnp.broadcast_arrays(*rows)), axis=1)
+
+
+def squares(x: Array) -> Array:
+    """|x|² of each entry."""
+    return (jnp.conj(x) * x).real
 
 
 def adjoint_product(A: Any, v: Array) -> Array:

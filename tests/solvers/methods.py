@@ -37,7 +37,6 @@ CASES = [
     Case("minres", solvers.minres, "symmetric", spla.minres),
     Case("bicgstab", solvers.bicgstab, "general", spla.bicgstab),
     Case("gmres", solvers.gmres, "general", spla.gmres),
-    Case("gmres-left", functools.partial(solvers.gmres, side="left"), "general"),
     Case("gmres-flexible", functools.partial(solvers.gmres, flexible=True, restart=20), "general"),
     Case("idrs", solvers.idrs, "general"),
 ]
