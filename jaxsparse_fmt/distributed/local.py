@@ -47,7 +47,8 @@ class Shards:
         """The device's piece [size] or [size, p] of Aᵀ·y, from its piece of y: sums for the halo travel back."""
         dtype = jnp.result_type(self.blocks[0].dtype, y.dtype)
         x = mesh_axes.varying(jnp.zeros((size, *y.shape[1:]), dtype), y)
-        return jax.linear_transpose(self.product, x)(y.astype(dtype))[0]
+        # Without entries the product does not vary over the devices, as y does.
+        return jax.linear_transpose(lambda x: mesh_axes.varying(self.product(x), y), x)(y.astype(dtype))[0]
 
     def product_sums(self, x: Array, what: vector_passes.Pass, *beside: Array) -> tuple[Array, Any]:
         """The device's piece of A·x, and its summands of the sums of a pass over A·x and `beside`, in parts; real [m].
