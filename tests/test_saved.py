@@ -114,8 +114,9 @@ REFUSED = {
     "an entry twice": (moved("indices", 1, 0), "an entry twice"),
     "indices of floats": ({"indices": np.zeros(64, np.float32)}, "at float32 columns"),
     "too few indices": ({"indices": np.zeros(3, np.int32)}, "do not fit"),
+    "too few values": ({"data": np.ones(3)}, "do not rise from 0 to the 3 entries"),
     "two axes": ({"data": np.ones((8, 8))}, "no array of numbers"),
-    "objects": ({"data": np.array([{}] * 64)}, "no array"),
+    "objects": ({"data": np.array([{}] * 64)}, "no whole file of jsf.save .*allow_pickle=False"),
 }
 
 
@@ -147,7 +148,20 @@ def test_a_file_that_would_take_more_memory_than_it_has_is_refused_before(path):
     with zipfile.ZipFile(path, "w") as file:
         for name, content in (members | {"data.npy": huge.getvalue()}).items():
             file.writestr(name, content)
-    with pytest.raises(ValueError, match="no array of numbers"):
+    with pytest.raises(ValueError, match="no whole file"):
+        jsf.load(path)
+
+
+def test_a_header_of_an_array_that_is_broken_in_two_lines_is_refused_in_words(path):
+    """NumPy parses it as Python, by tokens."""
+    jsf.save(path, jsf.from_scipy(S, "csr"))
+    with zipfile.ZipFile(path) as file:
+        members = {name: file.read(name) for name in file.namelist()}
+    members["data.npy"] = members["data.npy"].replace(b"{'descr'", b"{'des\ncr'"[:8])
+    with zipfile.ZipFile(path, "w") as file:
+        for name, content in members.items():
+            file.writestr(name, content)
+    with pytest.raises(ValueError, match="no whole file"):
         jsf.load(path)
 
 

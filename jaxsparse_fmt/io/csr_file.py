@@ -6,7 +6,6 @@
 `saved.py` writes and reads such a file. Nothing in a file is trusted.
 """
 
-import io
 import json
 import zipfile
 from pathlib import Path
@@ -38,13 +37,17 @@ def read_csr(path: Path) -> tuple[dict[str, Any], Csr]:
     Raises:
       FileNotFoundError: no such file. ValueError: the file is damaged, newer, or holds no matrix.
     """
-    header, arrays = _read(path, "indptr", "indices", "data")
-    dtype, n_cols = np.dtype(header["dtype"]), header["shape"][1]
-    indptr, indices, data = arrays["indptr"], arrays["indices"], arrays["data"]
+    text, indptr, indices, data = _arrays(path, "header", "indptr", "indices", "data")
+    header = _header(path, text)
+    dtype, (n_rows, n_cols) = np.dtype(header["dtype"]), header["shape"]
+    if indptr.dtype != np.int64 or indptr.size != n_rows + 1:
+        raise broken(path, f"{indptr.size} row pointers of {indptr.dtype} do not fit {n_rows} rows")
+    if indptr[0] != 0 or np.any(indptr[1:] < indptr[:-1]) or indptr[-1] != data.size:
+        raise broken(path, f"the row pointers do not rise from 0 to the {data.size} entries")
     if data.dtype != (np.uint16 if dtype.name == "bfloat16" else dtype) or indices.dtype != index_dtype(n_cols):
         raise broken(path, f"it has {data.dtype} at {indices.dtype} columns, and its header names {dtype}")
-    if not indptr[-1] == data.size == indices.size:
-        raise broken(path, f"{indptr[-1]} entries do not fit {data.size} values and {indices.size} columns")
+    if indices.size != data.size:
+        raise broken(path, f"{indices.size} columns do not fit {data.size} values")
     if indices.size and not (indices.min() >= 0 and indices.max() < n_cols):
         raise broken(path, f"a column is outside 0 to {n_cols - 1}")
     data = data.view(dtype).astype(np.float32) if dtype.name in ("bfloat16", "float16") else data
@@ -55,29 +58,28 @@ def broken(path: Path, what: str) -> ValueError:
     return ValueError(f"{path}: {what}; save the matrix anew")
 
 
-def _read(path: Path, *names: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The header and arrays, with the row pointers checked."""
+def _arrays(path: Path, *names: str) -> list[np.ndarray]:
+    """Members of the file, each [n]; their size is bounded by the file's, since none may be compressed."""
     try:
         with zipfile.ZipFile(path) as file:
-            if "format.npy" in file.namelist():
-                raise ValueError(f"{path}: is SciPy's: take jsf.from_scipy(scipy.sparse.load_npz(path))")
-            text, *arrays = (_array(path, file, name) for name in ("header", *names))
+            members = file.infolist()
+        with np.load(path, allow_pickle=False) as found:
+            if "format" in found:
+                raise ValueError("it is SciPy's: take jsf.from_scipy(scipy.sparse.load_npz(path))")
+            if any(one.compress_type != zipfile.ZIP_STORED or one.file_size > path.stat().st_size for one in members):
+                raise ValueError("a member is compressed, or larger than the file")
+            arrays = [found[name] for name in names]
+        if not all(isinstance(a, np.ndarray) and a.ndim == 1 and a.dtype.kind in "biufc" for a in arrays):
+            raise ValueError("a member is no array of numbers [n]")
+        return arrays
     except (FileNotFoundError, IsADirectoryError, PermissionError):
         raise
-    # Damaged bytes may look like an encrypted file, another version of zip or an offset before the file.
-    except (zipfile.BadZipFile, EOFError, KeyError, NotImplementedError, OSError, RuntimeError) as error:
+    # Of whatever kind: NumPy parses headers as Python, and damaged bytes may look like another kind of zip.
+    except Exception as error:
         others = "read a .mat by jsf.from_scipy(scipy.io.loadmat(path)[name]), a .mtx by jsf.read_mtx"
-        what = f"it is no whole file of jsf.save ({error}); save the matrix anew, or {others}"
-        raise ValueError(f"{path}: {what}") from None
-    header, of = _header(path, text), dict(zip(names, arrays, strict=True))
-    if "indptr" in of:
-        pointers, (n_rows, n_cols) = of["indptr"], header["shape"]
-        each = np.dtype(header["dtype"]).itemsize + np.dtype(index_dtype(n_cols)).itemsize
-        if pointers.dtype != np.int64 or pointers.size != n_rows + 1:
-            raise broken(path, f"{pointers.size} row pointers of {pointers.dtype} do not fit {n_rows} rows")
-        if pointers[0] != 0 or np.any(pointers[1:] < pointers[:-1]) or pointers[-1] > path.stat().st_size // each:
-            raise broken(path, "the row pointers do not rise from 0 to as many entries as such a file can hold")
-    return header, of
+        raise ValueError(
+            f"{path}: it is no whole file of jsf.save ({error}); save the matrix anew, or {others}"
+        ) from None
 
 
 def _header(path: Path, text: np.ndarray) -> dict[str, Any]:
@@ -94,21 +96,3 @@ def _header(path: Path, text: np.ndarray) -> dict[str, Any]:
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise broken(path, f"dtype {dtype!r} is unknown")
     return header
-
-
-def _array(path: Path, file: zipfile.ZipFile, name: str) -> np.ndarray:
-    """A member, [n]; its size is bounded by the file's, since it must be stored without compression."""
-    info = file.getinfo(f"{name}.npy")
-    if info.compress_type != zipfile.ZIP_STORED or info.file_size > path.stat().st_size:
-        raise broken(path, f"{name} is compressed, or larger than the file")
-    raw = file.read(info)
-    stream = io.BytesIO(raw)
-    try:
-        if np.lib.format.read_magic(stream) != (1, 0):
-            raise ValueError
-        shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
-    except (ValueError, EOFError):
-        raise broken(path, f"{name} is no array") from None
-    if dtype.hasobject or len(shape) != 1 or len(raw) - stream.tell() != shape[0] * dtype.itemsize or shape[0] < 0:
-        raise broken(path, f"{name} is no array of numbers of shape {shape}")
-    return np.frombuffer(raw, dtype, shape[0], stream.tell()).copy()  # SciPy sorts in place
