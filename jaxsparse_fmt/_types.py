@@ -9,6 +9,7 @@ import math
 import numbers
 import operator
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -92,6 +93,21 @@ def exportable(cls: Class) -> Class:
         serialize_auxdata=lambda static: repr(static).encode(),
         deserialize_auxdata=lambda written: ast.literal_eval(written.decode()),
     )
+    return cls
+
+
+def brief(cls: Class) -> Class:
+    """Gives a pytree with a shape and a dtype a `repr` of one line, `<jacobi 16×16, float32, 64 B>`."""
+    name = re.sub("(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+
+    def __repr__(self: Any) -> str:
+        leaves = jax.tree.leaves(self)
+        if not leaves or not all(hasattr(leaf, "nbytes") for leaf in leaves):  # of jax.tree.map
+            return f"<{name}, leaves {leaves}>"
+        rows, cols = self.shape
+        return f"<{name} {rows}×{cols}, {jnp.dtype(self.dtype).name}, {readable_bytes(sum(a.nbytes for a in leaves))}>"
+
+    cls.__repr__ = __repr__  # pyright: ignore[reportAttributeAccessIssue]
     return cls
 
 

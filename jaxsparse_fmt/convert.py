@@ -1,6 +1,9 @@
 """Conversion from SciPy, coordinates, dense arrays and files into a format, with all validation of user input."""
 
 import contextlib
+import functools
+import sys
+import warnings
 from typing import Any
 
 import jax
@@ -117,12 +120,27 @@ def checked(S: Any, dtype: Any, backend: str, max_bytes: float | None = None) ->
     if S.ndim != 2:
         raise ValueError(f"from_scipy takes a two-dimensional matrix, got shape {S.shape}")
     stored = floating_dtype(given, "the matrix") if dtype is None else requested_dtype(dtype)
+    if dtype is None and S.dtype.kind in "fc" and S.dtype.itemsize > stored.itemsize >= 4:
+        _warn_once(str(stored))
     check_keeps_imaginary(S.dtype, stored)
     selection.check_backend(backend)
     target = Target(stored, backend, max_bytes)
     building.check_bound("rows", S.shape[0])
     building.check_pointers(S.shape[0], "rows", S.nnz, target)
     return canonical(S), target
+
+
+@functools.cache
+def _warn_once(stored: str) -> None:
+    """Says once in a process, of the line of the user's that made the matrix, that digits are lost."""
+    frame, level = sys._getframe(), 1
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("jaxsparse_fmt", "solvers"):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(
+        f"a matrix of 64-bit numbers is stored as {stored}: call jax.config.update('jax_enable_x64', True) first to "
+        f"keep its digits, or pass dtype='{stored}' if this is meant; said once",
+        stacklevel=level,
+    )
 
 
 def from_coo(

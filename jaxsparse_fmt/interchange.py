@@ -169,7 +169,7 @@ def _on_device(given: CsrArrays, format: str, dtype: Any, **options: Any) -> Spa
     """
     data, indices, indptr, shape = given.data, given.indices, given.indptr, given.shape
     n, nnz = (int(a.shape[0]) for a in (indptr, indices))
-    if n != shape[0] + 1 or data.shape != (nnz,) or not (nnz == 0 or bool(_is_canonical(indices, indptr, shape[1]))):
+    if n != shape[0] + 1 or data.shape != (nnz,) or not bool(_is_canonical(indices, indptr, shape[1])):
         raise ValueError(
             f"the arrays are not a CSR matrix of shape {shape} with sorted rows, without duplicates; "
             "S.sum_duplicates() sorts the rows and sums duplicates"
@@ -209,9 +209,11 @@ def _taken(count: int, live: Array, *arrays: Array) -> list[Array]:
 @functools.partial(jax.jit, static_argnums=2)
 def _is_canonical(indices: Array, indptr: Array, n_cols: int) -> Array:
     nnz = indices.shape[0]
+    pointers = jnp.all(indptr[1:] >= indptr[:-1]) & (indptr[0] == 0) & (indptr[-1] == nnz)
+    if nnz == 0:
+        return pointers
     first = jnp.zeros(nnz + 1, bool).at[indptr].set(True, mode="drop")[1:nnz]
     rises = jnp.all((indices[1:] > indices[:-1]) | first)
-    pointers = jnp.all(indptr[1:] >= indptr[:-1]) & (indptr[0] == 0) & (indptr[-1] == nnz)
     return rises & pointers & jnp.all((indices >= 0) & (indices < n_cols))
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jaxsparse_fmt._types import exportable, in_trace, pytree, standard_promotion
+from jaxsparse_fmt._types import brief, exportable, in_trace, pytree, standard_promotion
 from solvers import factors
 from solvers.core import arguments
 from solvers.core.iterate import Method, holding
@@ -46,6 +46,7 @@ METHOD = Method(lambda space, A, M, r, squared, last: Work(jnp.zeros_like(r), r)
 
 
 @exportable
+@brief
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False)
 class Factorized(factors.Inverse):

@@ -13,6 +13,7 @@ import jaxsparse_fmt as jsf
 from jaxsparse_fmt.choose import tune
 from solvers import cg
 from tests.marks import deep
+from tests.process import printed
 from tests.zoo import CASES, FIRST_LAYOUTS, LAYOUTS
 
 S = sp.csr_array(np.array([[1.0, 0, 2], [0, 3, 0]]))
@@ -367,3 +368,20 @@ def test_traced_data_do_not_lose_their_imaginary_parts():
     make = jax.jit(lambda data: jsf.from_coo([0], [0], data, (1, 1), "csr", "float32").data)
     with pytest.raises(TypeError, match="imaginary parts of a complex128 matrix"):
         make(np.ones(1, complex))
+
+
+def test_one_warning_of_a_process_says_that_digits_are_lost_and_of_which_line():
+    code = """
+import warnings
+warnings.simplefilter("always")
+import numpy as np, jaxsparse_fmt as jsf
+jsf.from_dense(np.eye(3), dtype="float32")
+jsf.from_dense(np.eye(3, dtype="float32"))
+with warnings.catch_warnings(record=True) as said:
+    jsf.from_dense(np.eye(3))
+    jsf.from_scipy(jsf.gallery.poisson(3))
+(one,) = said
+print(one.filename, one.category.__name__, one.message)
+"""
+    told = printed("-W", "error", "-c", code)
+    assert told.startswith("<string> UserWarning") and "jax_enable_x64" in told and "dtype='float32'" in told

@@ -162,6 +162,15 @@ def test_csr_arrays_that_are_not_canonical_are_refused(indices, indptr):
         jsf.from_cupy(Foreign(arrays, (2, 3)))
 
 
+@pytest.mark.parametrize("indptr", [[0, 5, 5], [1, 1, 1], [0, 0, 5]])
+def test_pointers_without_entries_are_checked_too(indptr):
+    arrays = np.ones(0, np.float32), np.ones(0, np.int32), np.array(indptr, np.int32)
+    with pytest.raises(ValueError, match="sum_duplicates"):
+        jsf.from_cupy(Foreign(arrays, (2, 3)))
+    empty = np.ones(0, np.float32), np.ones(0, np.int32), np.zeros(3, np.int32)
+    assert jsf.from_cupy(Foreign(empty, (2, 3))).nnz == 0
+
+
 def test_a_matrix_in_another_format_is_refused_with_the_cure():
     with pytest.raises(TypeError, match="tocsr"):
         jsf.from_cupy(S.tocsc())

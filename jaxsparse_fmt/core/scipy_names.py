@@ -67,13 +67,26 @@ class ScipyNames:
         Args:
           y: [n_rows] or [n_rows, p].
         """
-        return _conjugate(self._transposed(_conjugate(as_floating(y, "the vector"))))
+        return _conjugate(self._transposed(_conjugate(as_floating(y, "the vector", self.dtype))))
 
     def __matmul__(self, x: Any) -> Any:
         return self._times_matrix(x) if isinstance(x, ScipyNames) else self.matvec(x)
 
     def __rmatmul__(self, x: Any) -> Array:
-        return self._transposed(as_floating(x, "the vector").T).T
+        return self._transposed(as_floating(x, "the vector", self.dtype).T).T
+
+    def __getitem__(self, index: Any) -> Any:
+        raise TypeError(
+            f"a sharded matrix has no A[{index!r}]: its rows lie on several devices; take A.to_scipy()[{index!r}], or "
+            "slice the matrix before jsf.shard"
+        )
+
+    def __setitem__(self, index: Any, value: Any) -> NoReturn:
+        raise TypeError(
+            f"a matrix cannot change, as arrays of JAX cannot: for A[{index!r}] = {value!r} make it anew with other "
+            "values by A.with_data(A.data.at[k].set(value)), where A.row_ids and A.col_ids tell the entry k, or add a "
+            "matrix of jsf.from_coo"
+        )
 
     def dot(self, x: Any) -> Any:
         """A @ x; with a number A * x."""

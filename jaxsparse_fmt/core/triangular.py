@@ -59,6 +59,10 @@ class Triangle:
             Padding lies after the last row.
         """
         made: Any = cls  # from arrays of NumPy
+        if max(N.nnz, N.shape[0]) >= 2**31:
+            raise ValueError(
+                f"a triangle of {N.shape[0]} rows and {N.nnz} entries exceeds what 32-bit indices address, {2**31 - 1}"
+            )
         n, ptr, col = N.shape[0], N.indptr.astype(np.int32), N.indices.astype(np.int32)
         level = np.zeros(n, np.int32)
         over_rows(elimination.levels, n, 1, ptr, col, level, int(upper), rows=n)

@@ -133,10 +133,16 @@ def longer_than(rows: Rows) -> np.ndarray:
 def pointers(counts: Any) -> Any:
     """[0, counts[0], counts[0] + counts[1], …], int32, or int64 from 2³¹ on; on the host or the device, as `counts`."""
     xp = namespace(counts)
-    total = int(counts.sum(dtype=np.int64 if xp is np or x64_enabled() else np.float32))
+    total = int(counts.sum(dtype=np.int64)) if xp is np or x64_enabled() else _total_in_32_bits(counts)
     check_addressable(total)
     index = index_dtype(total)
     return starts(xp, counts, index)
+
+
+def _total_in_32_bits(counts: jax.Array) -> int:
+    """The exact sum: it is known modulo 2³², and to a few digits."""
+    below, near = int(counts.sum(dtype=np.uint32)), float(counts.sum(dtype=np.float32))
+    return below + 2**32 * round((near - below) / 2**32)
 
 
 def starts(xp: Any, counts: Any, index: Any) -> Any:

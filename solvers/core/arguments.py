@@ -15,6 +15,7 @@ from jax.core import Tracer
 
 from jaxsparse_fmt._types import (
     as_floating,
+    floating_dtype,
     nearest,
     owned,
     readable_bytes,
@@ -50,10 +51,12 @@ class Ravel:
     Attributes:
       tree: the structure of the pytree.
       shapes: of its leaves.
+      dtypes: of its leaves where they differ, which their parts of a vector take; empty where they are all the same.
     """
 
     tree: Any
     shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[np.dtype, ...] = ()
 
     def vector(self, a: Any, name: str) -> Array:
         """The leaves of `a` as one vector [n]. ValueError: another structure or other shapes."""
@@ -67,6 +70,9 @@ class Ravel:
         """The pytree whose leaves are the parts of v [n]."""
         ends = np.cumsum([math.prod(shape) for shape in self.shapes])
         parts = [part.reshape(shape) for part, shape in zip(jnp.split(v, ends[:-1]), self.shapes, strict=True)]
+        if self.dtypes:
+            kept = [jnp.promote_types(d, jnp.complex64) if jnp.iscomplexobj(v) else d for d in self.dtypes]
+            parts = [part.astype(dtype) for part, dtype in zip(parts, kept, strict=True)]
         return jax.tree.unflatten(self.tree, parts)
 
     def function(self, f: Any, name: str) -> Any:
@@ -99,7 +105,8 @@ def ravel(b: Any, A: Any) -> Ravel | None:
         return None
     if not is_function(A):
         raise TypeError(f"b is a {type(b).__name__}; a matrix A takes one array, and a function A a pytree like b")
-    return Ravel(tree, tuple(map(np.shape, leaves)))
+    dtypes = tuple(floating_dtype(jnp.result_type(leaf), "b") for leaf in leaves)
+    return Ravel(tree, tuple(map(np.shape, leaves)), dtypes if len(set(dtypes)) > 1 else ())
 
 
 def _is_array(a: Any, leaves: list[Any]) -> bool:

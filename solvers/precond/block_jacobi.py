@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jaxsparse_fmt._types import exportable, owned, pytree, standard_promotion
+from jaxsparse_fmt._types import brief, exportable, owned, pytree, standard_promotion
 from jaxsparse_fmt.distributed.halo import Exchange
 from solvers.core import arguments
 from solvers.core.diagonal import operand
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 
 @exportable
+@brief
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False)
 class BlockJacobi(checks.Refreshed):

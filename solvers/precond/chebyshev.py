@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 
-from jaxsparse_fmt._types import exportable, pytree, standard_promotion
+from jaxsparse_fmt._types import brief, exportable, pytree, standard_promotion
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from solvers.core import arguments
 from solvers.core.diagonal import operand
@@ -31,6 +31,7 @@ ROUNDING = 1e-4
 
 
 @exportable
+@brief
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False)
 class Chebyshev(checks.Refreshed):

@@ -22,7 +22,7 @@ import scipy
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 
-from jaxsparse_fmt._types import concrete, exportable, floating_dtype, owned, pytree, standard_promotion
+from jaxsparse_fmt._types import brief, concrete, exportable, floating_dtype, owned, pytree, standard_promotion
 from jaxsparse_fmt.convert import from_scipy
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from jaxsparse_fmt.kernels.cpu import aggregation
@@ -38,6 +38,7 @@ TOGETHER = 8  # columns of W that A multiplies at once in the set-up, which need
 
 
 @exportable
+@brief
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False)
 class CoarseSpace(checks.Refreshed):

@@ -5,13 +5,14 @@ from typing import Any
 
 import jax
 
-from jaxsparse_fmt._types import exportable, pytree, standard_promotion
+from jaxsparse_fmt._types import brief, exportable, pytree, standard_promotion
 from solvers import factors
 from solvers.core import arguments
 from solvers.precond import _checks as checks
 
 
 @exportable
+@brief
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False)
 class IncompleteFactors(factors.Inverse, checks.Refreshed):

@@ -17,7 +17,7 @@ import numpy as np
 import scipy
 from jax import Array, lax
 
-from jaxsparse_fmt._types import Csr, concrete, exportable, is_on_cpu, pytree, standard_promotion
+from jaxsparse_fmt._types import Csr, brief, concrete, exportable, is_on_cpu, pytree, standard_promotion
 from jaxsparse_fmt.algebra import patterns
 from jaxsparse_fmt.convert import from_scipy
 from jaxsparse_fmt.core.triangular import Triangle
@@ -66,6 +66,7 @@ class Swept:
 
 
 @exportable
+@brief
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False)
 class Incomplete(factors.Inverse):

@@ -8,13 +8,14 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxsparse_fmt._types import as_floating, exportable, pytree
+from jaxsparse_fmt._types import as_floating, brief, exportable, pytree
 from solvers.core import arguments
 from solvers.core.diagonal import Diagonal
 from solvers.precond import _checks as checks
 
 
 @exportable
+@brief
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False)
 class Jacobi(Diagonal, checks.Refreshed):

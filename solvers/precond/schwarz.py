@@ -21,7 +21,7 @@ import scipy.sparse
 from jax import Array
 from jax.sharding import PartitionSpec
 
-from jaxsparse_fmt._types import Csr, Target, as_vector, pytree, standard_promotion
+from jaxsparse_fmt._types import Csr, Target, as_vector, brief, pytree, standard_promotion
 from jaxsparse_fmt.convert import from_scipy
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from jaxsparse_fmt.core.triangular import Triangle
@@ -36,6 +36,7 @@ from solvers.precond import _checks as checks
 from solvers.precond.ilu import ilu
 
 
+@brief
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False)
 class Schwarz(checks.Refreshed):

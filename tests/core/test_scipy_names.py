@@ -159,3 +159,19 @@ def test_are_habits_traced_and_differentiated():
     A, x = jsf.from_scipy(REAL, "csr"), np.arange(13.0)
     f = lambda data: jnp.sum(abs(-A.with_data(data)).conj().real @ x)  # noqa: E731
     np.testing.assert_allclose(jax.jit(jax.grad(f))(A.data), np.sign(REAL.data) * x[REAL.indices])
+
+
+@pytest.mark.parametrize("kind", ["int64", "int8", "bool", "float32", "float64"])
+def test_products_from_both_sides_have_one_dtype(kind):
+    A, x = jsf.from_scipy(REAL, "csr", "float32"), np.ones(REAL.shape[1], kind)
+    y = np.ones(REAL.shape[0], kind)
+    wanted = np.float64 if kind == "float64" else np.float32
+    for product in (A @ x, A.T @ y, y @ A, x @ A.T, A.matvec(x), A.rmatvec(y), jsf.spmv(A, x)):
+        assert product.dtype == wanted
+
+
+def test_a_matrix_is_not_assigned_to_and_the_error_has_the_cure():
+    A = jsf.from_scipy(REAL, "csr")
+    for B in (A, A.T):
+        with pytest.raises(TypeError, match=r"cannot change.*A\[\(0, 0\)\] = 1 .*with_data"):
+            B[0, 0] = 1

@@ -130,3 +130,11 @@ def test_the_vectors_of_gmres_are_compared_with_what_a_device_holds_of_them(tran
         gmres(A, np.ones(n), restart=n)
     with pytest.raises(ValueError, match=r"take 12\.8 GB, and only 1 GB of memory"):
         gmres(A, np.ones(n), restart=n)
+
+
+def test_an_index_of_a_sharded_matrix_is_refused_with_the_cure():
+    A = jsf.shard(S, MESH, format="csr")
+    with pytest.raises(TypeError, match=r"no A\[1\]: .*to_scipy\(\)\[1\]"):
+        A[1]
+    with pytest.raises(TypeError, match="cannot change"):
+        A[0, 0] = 1

@@ -1,10 +1,13 @@
 """Solution and Status: what they say outside jit, inside, and for several solves at once."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import pytest
 
-from solvers import Solution, SolverError, Status
+import jaxsparse_fmt as jsf
+from solvers import Solution, SolverError, Status, cg, precond
 
 
 def solution(code: int, **fields) -> Solution:
@@ -48,3 +51,19 @@ def test_of_several_solves_the_failed_one_is_reported(success):
 
 def test_a_status_prints_as_its_name():
     assert str(Status.MAXITER) == f"{Status.MAXITER}" == "MAXITER" and int(Status.MAXITER) == 1
+
+
+def test_leaves_of_a_pytree_keep_their_dtypes_and_the_residual_is_that_of_the_result():
+    b = {"u": jnp.ones(2, jnp.float32), "v": jnp.linspace(1, 2, 3)}
+    sol = cg(lambda v: {"u": 3 * v["u"], "v": 2 * v["v"]}, b, rtol=1e-6)
+    assert {name: leaf.dtype for name, leaf in sol.x.items()} == {"u": jnp.float32, "v": jnp.float64}
+    true = jnp.concatenate([b["u"] - 3 * sol.x["u"].astype(float), b["v"] - 2 * sol.x["v"]])
+    assert sol.success and jnp.linalg.norm(true) <= 1e-6 * 3 + 1e-7
+    assert cg(lambda v: {"u": 2 * v["u"]}, {"u": jnp.ones(2)}).x["u"].dtype == jnp.float64
+
+
+@pytest.mark.parametrize("make", [precond.jacobi, precond.ilu, precond.incomplete_cholesky, precond.chebyshev])
+def test_a_preconditioner_prints_one_short_line(make):
+    M = make(jsf.from_scipy(jsf.gallery.poisson(5, dim=2), "csr"))
+    assert re.fullmatch(r"<[a-z_]+ 25×25, float64, [\d.]+ k?B>", repr(M))
+    assert "\n" not in repr(jax.tree.map(lambda a: None, M))

@@ -1,5 +1,7 @@
 """Solves with triangular matrices: SciPy's function, dense solves, and derivatives in the values."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -111,3 +113,8 @@ def test_a_cpu_runs_one_native_call_and_an_exported_program_none():
     T = Triangle.of(CHAIN, False)
     assert lowered(Triangle.solve, T, B, platforms=("cpu",)).count("jaxsparse_native") >= 1
     assert "jaxsparse_native" not in jax.export.export(jax.jit(lambda r: T.solve(r)))(B).mlir_module()
+
+
+def test_a_triangle_beyond_32_bit_pointers_is_refused_before_its_arrays_are_read():
+    with pytest.raises(ValueError, match="2147483648 entries exceeds what 32-bit indices address"):
+        Triangle.of(types.SimpleNamespace(nnz=2**31, shape=(5, 5)), True)

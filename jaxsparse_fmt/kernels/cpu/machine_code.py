@@ -105,7 +105,10 @@ def _keep(name: str, content: bytes) -> None:
     reason = ""
     for folder in _folders():
         with contextlib.suppress(OSError):
-            make_private(folder)
+            if folder.name == "__pycache__":
+                folder.mkdir(mode=0o755, exist_ok=True)  # Python's own files lie there too, for all users
+            else:
+                make_private(folder)
             if why := exposed(folder):
                 reason = why
                 continue

@@ -95,5 +95,13 @@ os.register_at_fork(after_in_child=_threads.cache_clear)  # a child has none of 
 def _function(kernel: Callable[..., None], kinds: tuple[str, ...]) -> Any:
     """The compiled kernel for arguments of these kinds behind the marks."""
     signature = f"void(int64, int64, CPointer(int64), {', '.join(kinds)})"
-    address = machine_code.address(lambda: (kernel, signature), kernel.__module__, kernel.__name__, signature)
+    try:
+        address = machine_code.address(lambda: (kernel, signature), kernel.__module__, kernel.__name__, signature)
+    except ModuleNotFoundError as error:
+        if error.name not in ("numba", "llvmlite"):
+            raise
+        raise ImportError(
+            "multigrid, incomplete factors and triangular solves need Numba on the host, to compile their kernels, and "
+            "it is not installed; pip install numba"
+        ) from None
     return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * (3 + len(kinds)))(address)

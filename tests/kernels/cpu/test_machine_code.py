@@ -44,6 +44,26 @@ def test_a_kept_kernel_needs_no_numba_and_a_damaged_one_is_compiled_anew(tmp_pat
     assert sums(tmp_path) == (total, "True", total)
 
 
+WITHOUT_NUMBA = """
+import sys
+sys.modules["numba"] = sys.modules["llvmlite"] = None
+import jaxsparse as js
+A = js.from_scipy(js.gallery.poisson(4, dim=2).astype("float32"), "csr", backend="xla")
+for make in (js.precond.multigrid, js.precond.ilu, js.precond.incomplete_lu, js.factorized):
+    try:
+        make(A)
+    except ImportError as error:
+        assert "pip install numba" in str(error) and type(error) is ImportError, error
+        print(make.__name__)
+print(js.cg(A, [1.0] * 16, M=js.precond.jacobi(A)).success)
+"""
+
+
+def test_without_numba_what_needs_it_says_what_to_install_and_the_rest_works(tmp_path):
+    told = printed("-W", "ignore", "-c", WITHOUT_NUMBA, NUMBA_CACHE_DIR=str(tmp_path)).split()
+    assert told[-1] == "True" and {"ilu", "incomplete_lu"} <= set(told)
+
+
 @pytest.mark.deep
 def test_kernels_compile_where_no_folder_can_be_written(tmp_path):
     """And XLA's call is answered: a process of its own, in which nothing is compiled yet."""
@@ -203,3 +223,16 @@ def test_links_on_the_way_to_a_folder_are_followed_part_by_part(tmp_path):
     assert _types.exposed(good / "here" / "here") == ""
     set_mode(shared, 0o1777)
     assert _types.exposed(shared / "below") == _types.exposed(good / "link") == "" != _types.exposed(shared)
+
+
+@posix
+def test_a_folder_of_pythons_own_files_stays_readable_for_all(tmp_path, monkeypatch):
+    cache = tmp_path / "__pycache__"
+    monkeypatch.setattr(machine_code, "_folders", lambda: iter([cache]))
+    monkeypatch.setattr(machine_code, "exposed", lambda folder: "")
+    old = os.umask(0o022)
+    try:
+        machine_code._keep("kernel.o", b"code")
+    finally:
+        os.umask(old)
+    assert cache.stat().st_mode & 0o777 == 0o755 and (cache / "kernel.o").read_bytes() == b"code"
