@@ -107,8 +107,9 @@ def measured(A: Any, near: Array, unit: Array, n: Array) -> Known:
     noise = HERE.probe(d)
 
     across = jnp.zeros(size).at[jnp.where(live, col, size)].add(data * take(noise, row), mode="drop")
-    symmetric = jnp.max(jnp.abs(_times(A, noise) - across)) <= 1e-12 * largest + 1e-15 * jnp.max(sums)
-    usual = symmetric & jnp.isfinite(largest) & jnp.all((d != 0) | (lax.iota(np.int32, size) >= n))
+    # Comparisons find a NaN; the largest of numbers need not.
+    same = jnp.abs(_times(A, noise) - across) <= 1e-12 * largest + 1e-15 * jnp.max(sums)
+    usual = jnp.all(same) & jnp.all(jnp.isfinite(data)) & jnp.all((d != 0) | (lax.iota(np.int32, size) >= n))
     usual &= jnp.all(jnp.isfinite(near))
     lengths = jnp.diff(ptr)
     divides = [(n % b == 0) & jnp.all(lengths % b == 0) for b in BLOCKS]
