@@ -78,7 +78,7 @@ API: dict[str, tuple[str, dict[types.ModuleType, str]]] = {
         "Plans, files, pictures, model problems",
         {
             jsf.plan: "add multiply matmul triple assemble",
-            jsf.io: "read_mtx read_scipy write_mtx read_vector write_vector",
+            jsf.io: "read_scipy write_mtx read_vector write_vector",
             jsf.plot: "spy row_lengths convergence",
             jsf.gallery: """poisson convection_diffusion elasticity rigid_body_modes power_law adaptive_poisson
             irregular cfd hpcg holstein_hubbard""",

@@ -23,7 +23,7 @@ default_role = "code"  # docstrings write `x` as Markdown does
 highlight_language = "none"  # for blocks that name none: text, shell
 autodoc_typehints = "none"
 add_module_names = False  # a heading has the module
-napoleon_use_rtype = napoleon_attr_annotations = False  # docstrings tell shapes and types in words
+napoleon_use_rtype = napoleon_attr_annotations = napoleon_use_param = False  # docstrings tell shapes and types in words
 autodoc_member_order = "bysource"
 toc_object_entries_show_parents = "hide"
 exclude_patterns = ["files"]
