@@ -53,8 +53,8 @@ API: dict[str, tuple[str, dict[types.ModuleType, str]]] = {
     "api-solvers": (
         "Solve a system",
         {
-            solvers: """cg solve gmres minres bicgstab idrs fcg refine direct factorized Factorized spsolve_triangular
-            lsmr Solution LeastSquaresSolution Status SolverError Adjoint"""
+            solvers: """cg solve gmres minres bicgstab idrs fcg refine direct factorized Factorized logdet
+            spsolve_triangular lsmr Solution LeastSquaresSolution Status SolverError Adjoint"""
         },
     ),
     "api-preconditioners": (

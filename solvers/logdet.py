@@ -33,6 +33,10 @@ def logdet(A: Any) -> Array:
 
     Raises:
       ValueError: A is not square, or sharded. TypeError: not a matrix of jaxsparse_fmt.
+
+    Examples:
+      >>> np.allclose(js.logdet(A), np.linalg.slogdet(S.toarray()).logabsdet)
+      True
     """
     return slogdet(A, "logdet")[1]
 
