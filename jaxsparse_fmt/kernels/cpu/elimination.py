@@ -1,4 +1,4 @@
-"""Elimination without fill (Saad, Iterative Methods, Algorithm 10.4), and what factors hold: levels, counts, inverses."""
+"""Elimination without fill (Saad, Iterative Methods, Algorithm 10.4); levels, counts and inverses by factors."""
 
 
 def eliminate(begin, end, marks, ptr, col, diagonal, a):
