@@ -5,7 +5,9 @@ x ← x + M·(b − A·x) from x = 0, until the residual meets the tolerance. Th
 ill-conditioned (Higham 2002, Accuracy and Stability, §12). Derivatives are systems with the same factors.
 """
 
+import contextlib
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +17,7 @@ from jax import Array, lax
 
 from jaxsparse_fmt._types import brief, exportable, in_trace, pytree, standard_promotion
 from solvers import factors
+from solvers.backends import choice
 from solvers.core import arguments
 from solvers.core.iterate import Method, holding
 from solvers.core.scaling import Map
@@ -25,7 +28,7 @@ from solvers.core.stopping import ROUNDED, status_of
 from solvers.host import Host
 from solvers.logdet import inverse_entries, sample, slogdet
 from solvers.precond import _checks as checks
-from solvers.solution import Solution, SolverError, Status
+from solvers.solution import Solution, SolverError, Status, Told
 
 STEPS = 10  # of refinement, at most
 CONDITION_STEPS = 5  # of Hager's method, at most
@@ -99,7 +102,7 @@ class Factorized(factors.Inverse):
 
 
 @standard_promotion
-def factorized(A: Any) -> Factorized:
+def factorized(A: Any, *, backend: str = "auto") -> Factorized:
     """The LU factors of a sparse matrix, for many right-hand sides, or as the M of a solver; as SciPy's `splu`.
 
     The host factors in 64 bits, by SuperLU: a symmetric pattern with a strong diagonal in the order MMD of A + Aᵀ, with
@@ -111,26 +114,41 @@ def factorized(A: Any) -> Factorized:
 
     Args:
       A: [n, n] jaxsparse_fmt matrix on one device, in any format.
+      backend: "superlu"; "cholmod", for a symmetric positive definite A, or "klu", for circuits, which factor inside
+        XLA's program on a CPU, in float64 (`pip install 'jaxsparse[direct]'`); or "cudss", on an NVIDIA GPU
+        (`jaxsparse[cudss]`). "auto" takes CHOLMOD where it is installed, and A is large, symmetric with a positive
+        diagonal, and known; else SuperLU.
 
     Returns:
       F, a pytree: `F.solve(b)`, a `Solution` whose x is refined, with its true residual; `F @ b` and `F(b)`, x by the
-      factors alone; `F.T`, for Aᵀ; and `F.condition`. x has derivatives of any order in b and A.
+      factors alone; `F.T`, for Aᵀ; and `F.condition`. x has derivatives of any order in b and A. `F.logdet()`,
+      `F.inverse_entries()` and `F.sample(z)` are by SuperLU.
 
     Raises:
-      SolverError: A is singular (its status is SINGULAR), or holds a NaN (NON_FINITE). If A is traced, results are NaN,
-        and the status of `F.solve(b)` says why. ValueError: A is not square, or sharded, or its factors do not fit into
-        the memory. TypeError: not a matrix of jaxsparse_fmt.
+      SolverError: A is singular (its status is SINGULAR), or holds a NaN (NON_FINITE), or CHOLMOD finds it not positive
+        definite (NOT_POSITIVE_DEFINITE). If A is traced, results of SuperLU are NaN, and the status of `F.solve(b)`
+        says why; CHOLMOD and KLU raise an error at run time. ValueError: A is not square, or sharded, or its factors do
+        not fit into the memory. TypeError: not a matrix of jaxsparse_fmt. ModuleNotFoundError: the backend is not
+        installed.
 
     Examples:
       >>> F = js.factorized(A)
       >>> np.allclose(A @ (F @ b), b), (F @ np.ones((16, 3))).shape
       (True, (16, 3))
     """
-    return jax.device_put(_made(A, "factorized"))
+    return jax.device_put(_by(backend, A, "factorized", lambda: _made(A, "factorized"))[0])
 
 
 @standard_promotion
-def direct(A: Any, b: Any, *, rtol: float | None = None, atol: float = 0.0, adjoint: Adjoint | None = None) -> Solution:
+def direct(
+    A: Any,
+    b: Any,
+    *,
+    rtol: float | None = None,
+    atol: float = 0.0,
+    adjoint: Adjoint | None = None,
+    backend: str = "auto",
+) -> Solution:
     """Solves A·x = b by LU factors, where a Krylov method fails or A is small; as SciPy's `spsolve`.
 
     Args:
@@ -139,11 +157,13 @@ def direct(A: Any, b: Any, *, rtol: float | None = None, atol: float = 0.0, adjo
       rtol, atol: as in `cg`; None: eps^(2/3) of the dtype, 4e-11 in float64 and 2e-5 in float32. An rtol below eps is
         taken as eps: 0 asks for an x as accurate as the dtype allows.
       adjoint: as in `cg`.
+      backend: as in `factorized`.
 
     Returns:
-      A `Solution`, whose iterations are the solves with the factors, at most 10. Its status is SINGULAR if A has no
-      factors and b is not zero, or if the residual misses the tolerance and the condition number is about 1/eps or
-      more. Derivatives as of `cg`, by the same factors; for several right-hand sides keep `factorized(A)`.
+      A `Solution`, whose iterations are the solves with the factors, at most 10, and whose `method` names the backend.
+      Its status is SINGULAR if A has no factors and b is not zero, or if the residual misses the tolerance and the
+      condition number is about 1/eps or more. Derivatives as of `cg`, by the same factors; for several right-hand sides
+      keep `factorized(A)`.
 
     Raises:
       ValueError, TypeError: as `factorized`.
@@ -154,7 +174,9 @@ def direct(A: Any, b: Any, *, rtol: float | None = None, atol: float = 0.0, adjo
     """
     b = arguments.vectors(b, "b")
     try:
-        return solved(A, b, None, _settings(prepared(A, not in_trace()), A, b, rtol, atol, adjoint))
+        M, name = _by(backend, A, "direct", lambda: prepared(A, not in_trace()))
+        sol = solved(A, b, None, _settings(M, A, b, rtol, atol, adjoint))
+        return dataclasses.replace(sol, _told=Told((f"direct by {name}",)))
     except SolverError as error:
         x = jnp.zeros(b.shape, _dtype(A, b))
         size = length(b - A @ x)  # NaN where A has one
@@ -165,9 +187,18 @@ def direct(A: Any, b: Any, *, rtol: float | None = None, atol: float = 0.0, adjo
 RECIPE = ("lu",)
 
 
-def _made(A: Any, maker: str) -> Factorized:
+def _made(A: Any, maker: str, recipe: factors.Recipe = RECIPE) -> Factorized:
     """As `factorized`, in arrays of NumPy, which a program takes over faster."""
-    return Factorized(A, factors.made(A, RECIPE, maker), RECIPE)
+    return Factorized(A, factors.made(A, recipe, maker), recipe)
+
+
+def _by(backend: str, A: Any, maker: str, by_superlu: Callable[[], Any]) -> tuple[Any, str]:
+    """The factors of A, by the library of this name or that suits A, and the library's name."""
+    name = choice(backend, A, maker)
+    if name != "superlu":
+        with contextlib.suppress(SolverError) if backend == "auto" else contextlib.nullcontext():
+            return _made(A, maker, (name,)), name
+    return by_superlu(), "superlu"
 
 
 class Prepared(NamedTuple):

@@ -16,7 +16,7 @@ from jax import Array, lax
 
 from jaxsparse_fmt._types import CsrArrays, exportable, pytree, standard_promotion
 from jaxsparse_fmt.core.triangular import Triangle
-from solvers import superlu
+from solvers import backends, superlu
 from solvers.core import arguments
 from solvers.core.diagonal import operand, rows_scaled
 from solvers.host import Host, hosted
@@ -108,7 +108,7 @@ class Inverse:
 
     Attributes:
       A: the matrix whose inverse this is, by which it has derivatives; None: the factors are constants.
-      factors: `Factors`, or `HostFactors` of a traced matrix.
+      factors: `Factors`, `HostFactors` of a traced matrix, or `LibraryFactors`.
       recipe: how A was factored.
     """
 
@@ -158,6 +158,8 @@ def made(A: Any, recipe: Recipe, maker: str) -> Any:
     if checks.is_transpose(A):
         return made(A.T, recipe, maker).T
     dtype = jnp.promote_types(_checked(A, maker).dtype, jnp.float32)
+    if recipe[0] in backends.LIBRARIES:
+        return backends.made(A, recipe[0], maker)
     if arguments.is_traced(A):
         return traced(A.shape[0], recipe, A.row_ids, A.col_ids, lax.stop_gradient(A.data).astype(dtype))
     return split(on_host(A, recipe, maker)[1], dtype)

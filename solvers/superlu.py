@@ -25,7 +25,7 @@ from solvers.core import arguments
 from solvers.host import COLAMD, MMD, THRESHOLD, Host
 from solvers.solution import SolverError, Status
 
-Recipe = tuple[Any, ...]  # ("lu",), ("cholesky",), or ("ilu", drop_tol, fill)
+Recipe = tuple[Any, ...]  # ("lu",), ("cholesky",), ("ilu", drop_tol, fill), or a library's name
 KEPT = 4  # factors that the host keeps for the programs that factor
 DIGEST = 16  # bytes
 STOP = 0.3  # seconds that the end of Python waits for a factorization
