@@ -7,7 +7,6 @@ Traffic of a step, in vectors of n: the product, and 4·(m + 1) to make its resu
 restart reads the basis and writes half of it. Memory: 2·(m + 1) vectors.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -22,13 +21,13 @@ from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from solvers import pencil as pencils
 from solvers.core import arguments
 from solvers.core.program import Entry
-from solvers.core.scaling import Map, scaled
+from solvers.core.scaling import Map, scaled, scaled_by
 from solvers.core.space import Space, exponent, length, norm, outside
 from solvers.core.stopping import RUNNING, status_of
 from solvers.core.vectors import dot, matmul, ratio
 from solvers.eigenpairs import EigenSolution, Limits, Pairs, eigenpairs, limits
 from solvers.pencil import Pencil
-from solvers.solution import SolverError, Status
+from solvers.solution import Status
 
 # An order of real numbers that begins with the wanted ones.
 KEYS: dict[str, Callable[[Array], Array]] = {"LM": lambda d: -jnp.abs(d), "LA": lambda d: -d, "SA": lambda d: d}
@@ -38,8 +37,7 @@ STALLED = 200  # restarts that must halve the least residuals so far, until thes
 # In units of eps·‖A‖: the length that remains, after a step, of a vector in the span of the basis; the residual norm
 # that the loop accepts; and the true residual norm that is then allowed, plus a unit for each restart.
 BREAKDOWN, ESTIMATE, TRUE = 10, 20, 100
-# The pair after the wanted ones counts as known once its residual is this fraction of its distance from them.
-SETTLED = 0.1
+SETTLED = 0.1  # times its distance from the wanted pairs: a residual with which the next pair counts as known
 ROUNDED = 100  # times the allowed one: a residual norm that may still be that of rounding
 SPREAD = 1000  # an eigenvalue of the inverse that is larger than others by more hides them
 
@@ -120,20 +118,14 @@ def eigsh(
     if not k < ncv <= n:
         raise ValueError(f"ncv must be above k = {k} and at most n = {n}; got {ncv}")
     m = min(n, max(ncv, k + LEAST_NCV))
-    S = shift = diagonal = None
+    factors = None, None, None
     if sigma is not None:
-        try:
-            S, shift, diagonal = pencils.shifted(A, M, sigma)
-        except SolverError as error:
-            if error.status is not Status.NON_FINITE:
-                raise
-            values, X, none = jnp.zeros(k, jnp.finfo(v0.dtype).dtype), jnp.zeros((n, k), v0.dtype), jnp.int32(0)
-            return EigenSolution(values, X, jnp.int32(error.status), none, none, values + jnp.nan)
+        factors = pencils.shifted(A, M, sigma)
     elif M is not None:
-        S = pencils.inverse_of_mass(M)
+        factors = pencils.inverse_of_mass(M), None, None
     own = limits(tol, maxiter)
     basis.agree(lambda: {"k": k, "which": which, "ncv": ncv, "tol": tol, "maxiter": maxiter})
-    return _solve((k, which, m), (inner, M), basis, v0, (S, shift, diagonal), own)
+    return _solve((k, which, m), (inner, M), basis, v0, factors, own)
 
 
 def _in_basis(plan: Any, maps: tuple[Any, Any], basis: Basis, v0: Array, more: Any, limits: Limits) -> EigenSolution:
@@ -188,7 +180,7 @@ class State(NamedTuple):
     fresh: Array  # whether the next row is random and coupled to nothing: the rows before it span an invariant space
     norm: Array  # ‖A‖₂ outside the locked rows, from below
     locked: Array
-    values: Array  # [k] of the locked rows
+    values: Array  # [m + 1] of the locked rows
     best: Array  # the least of the largest residual norms so far
     mark: Array  # `best` at the last of every STALLED restarts
     code: Array
@@ -204,12 +196,16 @@ class Operator(NamedTuple):
       is_inverse: whether large eigenvalues may hide others that are wanted. A start or a random vector then enters the
         basis by a product: with those large ones alone, which rounding would mix with it, and without what a singular M
         leaves open.
+      random: (state) -> a vector with which a basis starts, or goes on where it spans an invariant space.
+      exponents: of the powers of two over which the operator of the pencil and M are these.
     """
 
     apply: Map
     mass: Map
     rounding: Array | float
     is_inverse: bool
+    random: Callable[[State], Array]
+    exponents: tuple[Any, Any] = (0, 0)
 
 
 def _run(
@@ -221,80 +217,84 @@ def _run(
     under- or overflows.
     """
     real, zero, shift = jnp.finfo(v0.dtype).dtype, jnp.int32(0), pencil.shift
-    v0 = scaled(v0, -exponent(v0))
-    v0, is_zero, first = ratio(v0, norm(v0)), ~jnp.any(v0 != 0), pencil.operator(v0)
-    e_A, e_M = exponent(first), 0 if pencil.M is None else exponent(pencil.mass(v0)) // 2 * 2
-    rounding = 0.0 if shift is None else scaled(10 * jnp.finfo(real).eps * shift.scale(shift.sigma), e_A)
+    noise, largest = space.probe(v0), jnp.max(jnp.abs(v0))
+    v0 = jnp.where(largest == 0, noise, ratio(v0, largest))
+    e_A = exponent(pencil.operator(v0))
+    e_M = zero if pencil.M is None else exponent(pencil.mass(v0)) // 2 * 2
     operator = Operator(
-        lambda v: scaled(pencil.seen(pencil.operator(v)), -e_A),
-        (lambda v: v) if pencil.M is None else lambda v: scaled(pencil.mass(v), -e_M),
-        rounding,
+        scaled_by(lambda v: pencil.seen(pencil.operator(v)), e_A),
+        pencil.mass if pencil.M is None else scaled_by(pencil.mass, e_M),
+        0.0 if shift is None else scaled(10 * jnp.finfo(real).eps * shift.scale(shift.sigma), e_A),
         shift is not None,
+        lambda state: jnp.where(state.products == 0, v0, noise_of(noise, state)),
+        (e_A, e_M),
     )
-    if operator.is_inverse:
-        v0 = scaled(pencil.seen(first), -e_A)
-    v0 = ratio(v0, _norm(operator, v0))
-    V, T = jnp.zeros((m + 1, v0.size), v0.dtype).at[0].set(v0), jnp.zeros((m + 1, m + 1), v0.dtype)
     never, none = jnp.array(jnp.inf, real), jnp.zeros((), real)
-    begun = jnp.where(is_zero, 0, 1), is_zero, none, zero, jnp.zeros(k, real)
-    state = State(V, T, *begun, never, never, jnp.int32(RUNNING), zero, zero)
+    arrays = jnp.zeros((m + 1, v0.size), v0.dtype), jnp.zeros((m + 1, m + 1), v0.dtype)
+    state = State(
+        *arrays, zero, jnp.bool_(True), none, zero, jnp.zeros(m + 1, real), never, never, zero + RUNNING, zero, zero
+    )
 
     def cycle(state: State) -> State:
-        state = lax.while_loop(lambda state: state.size <= m, functools.partial(_step, space, operator), state)
+        state = lax.while_loop(lambda state: state.size <= m, functools.partial(_step, operator), state)
         return _restart(k, which, limits, operator, state)
 
     state = lax.while_loop(lambda state: state.code == RUNNING, cycle, mesh_axes.varying(state, v0))
-    X, A_norm = state.V[:k].T, scaled(state.norm, e_A)
-    X = X if pencil.M is None else scaled(X, -e_M // 2)
-    sol, unit = _returned(pencil, limits, A_norm, X, state)
-    order = jnp.argsort(sol.eigenvalues)
-    values, X, norms = sol.eigenvalues[order], sol.eigenvectors[:, order], sol.residual_norms[order]
-    return dataclasses.replace(sol, eigenvalues=values, eigenvectors=X, residual_norms=norms), unit
+    X, solves = state.V[:k].T, k if shift is None else 2 * k
+    found = _by_operator if shift is None else _by_inverse
+    values, X, norms, unit, over = found(pencil, operator, limits, state, X)
+    true = status_of((over <= 1, Status.CONVERGED), (over <= ROUNDED, Status.ROUNDED), otherwise=Status.STAGNATION)
+    code = jnp.where(state.code == Status.CONVERGED, true, state.code)
+    order = jnp.argsort(values)
+    return EigenSolution(
+        values[order], X[:, order], code, state.cycles, state.products + 1 + solves, norms[order]
+    ), unit
 
 
-def _returned(pencil: Pencil, limits: Limits, A_norm: Array, X: Array, state: State) -> tuple[EigenSolution, Array]:
-    """The pairs of the pencil from those of its operator, judged by the true residual, and the size of A − λ·M."""
-    MX, A_X, shift, eps = pencil.mass(X), pencil.operator(X), pencil.shift, jnp.finfo(A_norm.dtype).eps
+def _by_operator(pencil: Pencil, operator: Operator, limits: Limits, state: State, X: Array) -> tuple[Array, ...]:
+    """The pairs, their residual norms, the size of A − λ·M, and the largest residual in units of the allowed one."""
+    (e_A, e_M), A_X, MX = operator.exponents, operator.apply(X), operator.mass(X)
     values = jnp.sum(jnp.conj(MX) * A_X, axis=0).real
-    if shift is None:
-        lost = A_X - values * X
-        residuals = lost if pencil.M is None else pencil.residual(values, X)
-        norms, unit = length(residuals), A_norm * jnp.max(ratio(length(MX), length(X)))
-        size = norms if pencil.M is None else jnp.sqrt(jnp.abs(jnp.sum(jnp.conj(lost) * residuals, axis=0)))
-        allowed = limits.allowed(values, A_norm, TRUE + state.cycles)
-    else:
-        # A step of inverse iteration. Products with the inverse are inaccurate along eigenvectors near sigma alone, and
-        # the columns of X begin with those.
-        others = jnp.where(jnp.eye(X.shape[1], dtype=bool), 0, matmul(jnp.conj(MX).T, A_X))
-        X = ratio(A_X, values)
-        X = X - matmul(X, ratio(others, values))
-        L = jnp.linalg.cholesky(matmul(jnp.conj(X).T, pencil.mass(X)))
-        X = lax.linalg.triangular_solve(L, X, left_side=False, lower=True, transpose_a=True, conjugate_a=True)
-        values = shift.sigma + 1 / values
-        size = norms = length(pencil.residual(values, X))
-        scale = shift.scale(values)
-        allowed = jnp.maximum(TRUE * eps * scale * length(X), limits.allowed(values, A_norm, 0) * length(MX))
-        unit = jnp.max(scale)
-    over = jnp.max(ratio(size, allowed))
-    true = jnp.where(over <= 1, Status.CONVERGED, jnp.where(over <= ROUNDED, Status.ROUNDED, Status.STAGNATION))
-    code = jnp.where(state.code == Status.CONVERGED, true, state.code).astype(jnp.int32)
-    return EigenSolution(values, X, code, state.cycles, state.products + 1 + X.shape[1], norms), unit
+    lost = A_X - values * X
+    size = norm(lost) if MX is X else jnp.sqrt(jnp.abs(dot(lost, operator.mass(lost))))
+    over = jnp.max(ratio(size, limits.allowed(values, state.norm, TRUE + state.cycles)))
+    values, size = scaled(jnp.stack([values, size]), e_A)
+    unit = scaled(state.norm, e_A)
+    if MX is X:
+        return values, X, size, unit, over
+    X = scaled(X, -e_M // 2)
+    return values, X, length(pencil.residual(values, X)), unit * jnp.max(length(pencil.mass(X)) / length(X)), over
 
 
-def _norm(operator: Operator, v: Array) -> Array:
-    return jnp.sqrt(jnp.maximum(dot(v, operator.mass(v)), 0))
+def _by_inverse(pencil: Pencil, operator: Operator, limits: Limits, state: State, X: Array) -> tuple[Array, ...]:
+    """As `_by_operator`, after a step of inverse iteration, by the true residual."""
+    shift: Any = pencil.shift
+    X = X if pencil.M is None else scaled(X, -operator.exponents[1] // 2)
+    MX, A_X = pencil.mass(X), pencil.operator(X)
+    A_X = A_X + pencil.inverse(MX - pencil.residual(shift.sigma, A_X))  # pivots on the diagonal lose digits
+    # Products with the inverse are inaccurate along eigenvectors near sigma alone. The columns of X begin with those.
+    H = matmul(jnp.conj(MX).T, A_X)
+    values = jnp.diagonal(H).real
+    X = ratio(A_X, values)
+    X = X - matmul(X, ratio(H - jnp.diag(jnp.diagonal(H)), values))
+    L = jnp.linalg.cholesky(matmul(jnp.conj(X).T, pencil.mass(X)))
+    X = lax.linalg.triangular_solve(L, X, left_side=False, lower=True, transpose_a=True, conjugate_a=True)
+    values = shift.sigma + 1 / values
+    norms, scale = length(pencil.residual(values, X)), shift.scale(values)
+    rounding, tol = TRUE * jnp.finfo(X.dtype).eps * scale, limits.tol.astype(values.dtype) * jnp.abs(values)
+    allowed = jnp.maximum(rounding * length(X), tol * length(pencil.mass(X)))
+    return values, X, norms, jnp.max(scale), jnp.max(ratio(norms, allowed))
 
 
-def _step(space: Space, operator: Operator, state: State) -> State:
+def _step(operator: Operator, state: State) -> State:
     """One product, and the next row of the basis from it; a random row instead where the last product gave none."""
     V, j, fresh = state.V, state.size, state.fresh
-    i, real, row = jnp.maximum(j - 1, 0), state.norm.dtype, jnp.arange(V.shape[0])
-    numbers = space.probe(V[0]) * (2 + state.products % 1000)
-    random = (numbers - 2 * jnp.round(numbers / 2)).astype(V.dtype)
+    i, row, eps = jnp.maximum(j - 1, 0), jnp.arange(V.shape[0]), jnp.finfo(V.dtype).eps
+    last, random = lax.dynamic_index_in_dim(V, i, keepdims=False), operator.random(state)
     if operator.is_inverse:
-        w = operator.apply(jnp.where(fresh, random, V[i]))
+        w = operator.apply(jnp.where(fresh, random, last))
     else:
-        w = jnp.where(fresh, random, operator.apply(V[i]))
+        w = jnp.where(fresh, random, operator.apply(last))
     once = matmul(jnp.conj(V), operator.mass(w))
     w = w - matmul(once, V)
     again = matmul(jnp.conj(V), operator.mass(w))
@@ -304,21 +304,31 @@ def _step(space: Space, operator: Operator, state: State) -> State:
     beta = jnp.sqrt(jnp.maximum(squared, 0))
     column = jnp.where(row < state.locked, 0, once + again)
     A_norm = jnp.where(fresh, state.norm, jnp.maximum(state.norm, jnp.hypot(norm(column), beta)))
-    # A second projection that takes more than it leaves has found rounding alone.
-    ends = (beta <= jnp.where(fresh, 0, BREAKDOWN * jnp.finfo(real).eps * A_norm)) | (beta < norm(again))
+    # A random vector of which a second projection takes more than it leaves lies in the span of the basis.
+    ends = beta <= jnp.where(fresh, norm(again), BREAKDOWN * eps * A_norm)
     # A row of zeros stands for the one that is not needed after a full basis, and for one that M does not see.
     adds = ~ends | fresh | (j == V.shape[0] - 1)
-    column = column.at[j].set(jnp.where(ends, 0, beta).astype(w.dtype))
-    indefinite = squared < -jnp.sqrt(jnp.finfo(real).eps) * norm(w) * norm(Mw)
+    length = jnp.where(ends, 0, beta)
+    column = jnp.where(row == j, length.astype(w.dtype), column)
+    code = state.code
+    if Mw is not w:  # where there is an M
+        indefinite = squared < -jnp.sqrt(eps) * norm(w) * norm(Mw)
+        code = jnp.where(indefinite, jnp.int32(Status.NOT_POSITIVE_DEFINITE), code)
     return state._replace(
-        V=V.at[j].set(jnp.where(ends, 0, ratio(w, beta))),
-        T=state.T.at[:, i].set(jnp.where(fresh, state.T[:, i], column)),
+        V=lax.dynamic_update_index_in_dim(V, ratio(w, length), j, 0),
+        T=jnp.where(~fresh & (row == i), column[:, None], state.T),
         size=j + adds.astype(jnp.int32),
         fresh=ends & ~fresh,
         norm=A_norm,
-        code=jnp.where(indefinite, jnp.int32(Status.NOT_POSITIVE_DEFINITE), state.code),
+        code=code,
         products=state.products + 1,
     )
+
+
+def noise_of(noise: Array, state: State) -> Array:
+    """Another vector without a pattern for each row of each basis."""
+    numbers = noise * (2 + state.size + state.cycles)
+    return numbers - 2 * jnp.round(numbers / 2)
 
 
 def _restart(k: int, which: str, limits: Limits, operator: Operator, state: State) -> State:
@@ -336,59 +346,58 @@ def _restart(k: int, which: str, limits: Limits, operator: Operator, state: Stat
     finite = jnp.all(jnp.isfinite(state.T))
     T = jnp.where(finite, state.T, 0)
     gap = jnp.max(jnp.abs(jnp.triu(T[:m, :m] - jnp.conj(T[:m, :m].T))))
-    above = 2 * length(T.ravel())
-    above = jnp.where(above == 0, 1, above)
     # Locked rows, coupled to nothing, get eigenvalues before all others in their order, and their own in `values`.
-    locked = place < state.locked
+    locked, above = place < state.locked, 1 + jnp.sum(jnp.abs(T))
     first = jnp.where(locked, above * (place / m - 2).astype(above.dtype), 0)
     values, Y = jnp.linalg.eigh(T[:m, :m].real + jnp.diag(first), symmetrize_input=False)
-    values = jnp.where(locked, jnp.pad(state.values, (0, m - k)), values)
-    largest = jnp.max(jnp.where(locked, 0, jnp.abs(values)))
+    values = jnp.where(locked, state.values[:m], values)
+    coupling = T[m, m - 1].real * Y[m - 1]  # the residual of a pair is this multiple of the last row
+    residual_norms, size = jnp.abs(coupling), jnp.where(locked, 0, jnp.abs(values))
+    largest = jnp.max(size)
     A_norm = jnp.maximum(state.norm, largest)
     allowed = limits.allowed(values, A_norm, ESTIMATE)
-    coupling = T[m, m - 1].real * Y[m - 1]  # the residual of a pair is this multiple of the last row
     # A copy of a locked pair is no better than that.
     keys = KEYS[which](values) - jnp.where(locked, allowed, 0)
-    order = jnp.argsort(keys)
-    residual_norms = jnp.abs(coupling)
-    wanted = order[:k]
-    hidden = ~locked[wanted] & (jnp.abs(values[wanted]) < largest / SPREAD) & operator.is_inverse
-    done = locked[wanted] | (residual_norms[wanted] <= allowed[wanted])
-    ready, same = jnp.all(done | hidden), jnp.all(locked[wanted])
-    locks, check = jnp.sum(jnp.cumprod(done & ~hidden), dtype=jnp.int32), ready & ~same
-    complete, after = ready & ~jnp.any(hidden), order[min(k, m - 1)]
+    better = (keys < keys[:, None]) | ((keys == keys[:, None]) & (place < place[:, None]))
+    rank = jnp.sum(better, axis=1, dtype=jnp.int32)
+    wanted = rank < k
+    hidden = (size < largest / SPREAD) & ~locked & operator.is_inverse
+    done = locked | (residual_norms <= allowed)
+    ready, same = jnp.all(done | hidden | ~wanted), jnp.all(locked | ~wanted)
+    locks, check = jnp.min(jnp.where(done & ~hidden, k, rank), initial=k).astype(jnp.int32), ready & ~same
+    complete = ready & ~jnp.any(hidden & wanted)
     if k > 1 and m < n:
-        distance = SETTLED * (keys[after] - keys[wanted[-1]])
-        complete = same & (residual_norms[after] <= jnp.maximum(allowed[after], distance))
-    worst = jnp.max(jnp.where(locked[wanted], 0, residual_norms[wanted]))
-    cycles, best = state.cycles + 1, jnp.minimum(state.best, worst)
+        distance = SETTLED * (keys - jnp.max(jnp.where(wanted, keys, -jnp.inf)))
+        complete = same & jnp.all((residual_norms <= jnp.maximum(allowed, distance)) | (rank != k))
+    cycles, best = state.cycles + 1, jnp.minimum(state.best, jnp.max(jnp.where(wanted & ~locked, residual_norms, 0)))
     due, half = cycles % STALLED == 0, jnp.finfo(best.dtype).eps ** 0.5 * A_norm
+    least = jnp.maximum(half, jnp.max(jnp.where(wanted, allowed, 0)))
     code = status_of(
         (state.code != RUNNING, state.code),
         (~finite, Status.NON_FINITE),
         (limits.unsymmetric(gap, A_norm, operator.rounding * A_norm), Status.NOT_SYMMETRIC),
         (complete, Status.CONVERGED),
         (cycles >= limits.maxiter, Status.MAXITER),
-        (due & (best > jnp.maximum(state.mark / 2, jnp.maximum(half, jnp.max(allowed[wanted])))), Status.STAGNATION),
+        (due & (best > jnp.maximum(state.mark / 2, least)), Status.STAGNATION),
     )
 
-    # Wanted pairs first where they are locked or returned; else the locked ones stay first.
-    ends = check | (code != RUNNING)
-    rows = jnp.argsort(jnp.where(locked & ~ends, -jnp.inf, keys))[:keep]
-    size = jnp.where(check, locks, keep)
-    held = jnp.arange(keep) < jnp.where(code == RUNNING, size, keep)
-    active = held & (jnp.arange(keep) >= state.locked) & ~check
-    Q = jnp.zeros((m + 1, keep + 1), Y.dtype).at[:m, :keep].set(Y[:, rows] * held).at[m, keep].set(~check)
-    T = jnp.zeros_like(Y, shape=T.shape).at[:keep, :keep].set(jnp.diag(jnp.where(active, values[rows], 0)))
-    T = T.at[keep, :keep].set(jnp.where(active, coupling[rows], 0))
+    # Row j of the new basis: the pair of rank j where pairs are locked or returned; else the locked ones stay first.
+    over, row = code != RUNNING, jnp.arange(m + 1)
+    first = jnp.where(locked, place, state.locked + jnp.sum(better & ~locked, axis=1))
+    rank = jnp.where(check | over, rank, first)
+    by_rank = matmul(jnp.concatenate([Y, values[None], coupling[None]]), (rank[:, None] == row).astype(Y.dtype))
+    Y, values, coupling = by_rank[:m], by_rank[m], by_rank[m + 1]
+    held, last = row < jnp.where(check & ~over, locks, keep), (row == keep) & ~check
+    active = (row >= state.locked) & (row < keep) & ~check
+    T = jnp.where(row[:, None] == row, values, jnp.where(row[:, None] == keep, coupling, 0))
     return State(
-        V=jnp.zeros_like(state.V).at[: keep + 1].set(matmul(Q.T, state.V)),
-        T=T.astype(state.T.dtype),
+        V=matmul(jnp.concatenate([jnp.where(held, Y, 0), last[None].astype(Y.dtype)]).T, state.V),
+        T=jnp.where(active, T, 0).astype(state.T.dtype),
         size=jnp.where(check, locks, jnp.where(state.fresh, keep, keep + 1)),
         fresh=check | state.fresh,
         norm=jnp.where(check & operator.is_inverse, 0, A_norm),
         locked=jnp.where(check, locks, state.locked),
-        values=jnp.where(check, values[wanted], state.values),
+        values=jnp.where(check, values, state.values),
         best=jnp.where(check, jnp.inf, best),
         mark=jnp.where(check, jnp.inf, jnp.where(due, best, state.mark)),
         code=code,

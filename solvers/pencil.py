@@ -112,7 +112,7 @@ def shifted(A: Any, M: Any, sigma: Any) -> tuple[Any, Shift, Array]:
     The host moves sigma by a few rounding errors where the factors do not exist, or are those of an eigenvalue.
 
     Raises:
-      SolverError: A is known, and not finite (NON_FINITE), or singular with every sigma (SINGULAR).
+      SolverError: A − sigma·M is known, and singular for every sigma. Of a NaN in A or M a solve gives NaN.
     """
     sigma, n = _real(A, sigma), checks.square(A, "eigsh(sigma=)")
     A, M, sigma = arguments.still((A, M, sigma))
@@ -123,7 +123,7 @@ def shifted(A: Any, M: Any, sigma: Any) -> tuple[Any, Shift, Array]:
     row, col = jnp.concatenate([row, row_M]), jnp.concatenate([col, col_M])
     given = row, col, a.astype(dtype), m.astype(dtype)
     real = jnp.finfo(dtype).dtype
-    if arguments.is_traced(given, sigma):
+    if arguments.is_traced(given, sigma) or not all(np.all(np.isfinite(values)) for values in given[2:]):
 
         def host(row: Any, col: Any, a: Any, m: Any, sigma: Any) -> Any:
             entries = np.asarray(row), np.asarray(col)
@@ -131,8 +131,9 @@ def shifted(A: Any, M: Any, sigma: Any) -> tuple[Any, Shift, Array]:
             def factored(values: np.ndarray) -> Any:
                 return kept(n, RECIPE, *entries, values, digest_of(n, RECIPE, *entries, values))
 
-            values: Any = map(np.asarray, (a, m, sigma))
-            return np.asarray(_placed(n, *entries, *values, factored)[1], real)
+            return np.asarray(
+                _placed(n, entries[1], np.asarray(a), np.asarray(m), np.asarray(sigma), factored)[1], real
+            )
 
         numbers = jax.pure_callback(host, jax.ShapeDtypeStruct((3,), real), *given, sigma, vmap_method="sequential")
         shift = Shift(*numbers)
@@ -144,10 +145,8 @@ def shifted(A: Any, M: Any, sigma: Any) -> tuple[Any, Shift, Array]:
                 return of_entries(n, RECIPE, np.asarray(row), np.asarray(col), values, "eigsh(sigma=)")
             return None
 
-        if not all(np.all(np.isfinite(values)) for values in given[2:]):
-            raise SolverError(Status.NON_FINITE, "A and M must be finite")
-        known: Any = map(np.asarray, (*given, sigma))
-        found, numbers = _placed(n, *known, factored)
+        numbers_of = np.asarray(given[2]), np.asarray(given[3]), np.asarray(sigma)
+        found, numbers = _placed(n, np.asarray(col), *numbers_of, factored)
         if found is None:
             raise SolverError(
                 Status.SINGULAR,
@@ -176,7 +175,7 @@ def _entries(A: Any) -> tuple[Array, Array, Array]:
     return A.row_ids, A.col_ids, A.data
 
 
-def _placed(n: int, row: Any, col: Any, a: Any, m: Any, sigma: Any, factored: Any) -> tuple[Any, tuple[Any, Any, Any]]:
+def _placed(n: int, col: Any, a: Any, m: Any, sigma: Any, factored: Any) -> tuple[Any, tuple[Any, Any, Any]]:
     """The factors of A − sigma·M, None if there are none, and the numbers of a `Shift`.
 
     Args:
@@ -187,12 +186,12 @@ def _placed(n: int, row: Any, col: Any, a: Any, m: Any, sigma: Any, factored: An
     scale, eps = A_norm + abs(sigma) * M_norm, np.finfo(a.dtype).eps
     best, place, least = None, sigma, np.inf
     for units in (0, *MOVED):
-        tried = np.asarray(sigma - units * eps * scale / (M_norm or 1), sigma.dtype)
+        tried = np.asarray(sigma - units * (eps * scale / (M_norm or 1)) if units else sigma, sigma.dtype)
         found = factored(np.concatenate([a, -tried * m]).astype(a.dtype, copy=False))
         growth = np.inf if found is None else _growth(n, found) * eps * scale
         if growth < least:
             best, place, least = found, tried, growth
-        if growth <= NEAR:
+        if growth <= NEAR or not np.isfinite(scale):
             break
     return best, (place, A_norm, M_norm)
 

@@ -52,6 +52,12 @@ def scaled(a: Array, exponent: Array) -> Array:
     return a * power_of_two(half, a.dtype) * power_of_two(exponent - half, a.dtype)
 
 
+def scaled_by(f: Map, exponent: Array) -> Map:
+    """v -> 2⁻ᵉ·f(v), with factors that a loop computes once."""
+    half = -exponent >> 1
+    return lambda v: (w := f(v)) * power_of_two(half, w.dtype) * power_of_two(-exponent - half, w.dtype)
+
+
 def power_of_two(exponent: Array, dtype: Any) -> Array:
     """2ᵉ in the real dtype of `dtype`, for an e in its range. Made from bits: ldexp takes XLA dozens of operations.
 
