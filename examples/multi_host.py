@@ -92,7 +92,12 @@ def main() -> None:
         )
 
     A = js.shard_from_rows(rows_of, n, mesh)
-    b = A @ jnp.ones(n)
+    rows = "rows" if n % mesh.size == 0 else None
+    spread = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(rows))
+    ones = jax.make_array_from_callback(
+        (n,), spread, lambda part: np.ones(len(range(n)[part[0]]))
+    )  # of which no process makes more than its part
+    b = A @ ones
     sol = js.cg(A, b, rtol=1e-10, history=True)
     sol.raise_for_status()
     error = float(jnp.max(jnp.abs(sol.x - 1)))

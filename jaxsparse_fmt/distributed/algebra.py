@@ -14,7 +14,6 @@ import numpy as np
 from jax.core import Tracer
 
 from jaxsparse_fmt._types import as_floating, concrete
-from jaxsparse_fmt.core.pattern import Absent
 from jaxsparse_fmt.core.scipy_names import ScipyNames
 from jaxsparse_fmt.distributed.halo import exchange
 from jaxsparse_fmt.distributed.local import Shards
@@ -29,6 +28,7 @@ class ShardedAlgebra(ScipyNames):
     domain: Any
     range: Any
     is_entered: bool
+    full_diagonal: bool
     _check_devices: Any
 
     def _times_matrix(self, other: Any) -> Any:
@@ -58,7 +58,8 @@ class ShardedAlgebra(ScipyNames):
             raise ValueError(
                 f"sharded matrices of shapes {self.shape} and {other.shape} can be combined only if they "
                 "have the same pattern, cut and stored in the same way; make one from the other by with_data, or "
-                "combine the matrices before `shard`. Inside jit close over the matrices and pass their data"
+                "combine the matrices before `shard`. Patterns that are traced cannot be compared: inside jit take "
+                "A.with_data(A.data + B.data)"
             )
         return with_values(self, tuple(f(a, b) for a, b in zip(_own(self), _own(other), strict=True)))
 
@@ -77,24 +78,15 @@ class ShardedAlgebra(ScipyNames):
           s: a number, or [n] for diag(s); may be traced.
 
         Raises:
-          ValueError: the pattern lacks an entry of the diagonal, or is traced; A is not square, or s has another shape.
+          ValueError: the pattern lacks an entry of the diagonal, A is not square, or s has another shape.
         """
         n = self.shape[0]
         if n != self.shape[1]:
             raise ValueError(f"shift needs a square matrix, got shape {self.shape}")
-        if any(isinstance(a, Tracer) for a in index_arrays(self)):
+        if not self.full_diagonal:
             raise ValueError(
-                "shift compares the pattern of a sharded matrix with the diagonal, and the pattern is traced here; let "
-                "the jitted function close over A and take A.data"
-            )
-        with concrete():
-            block = self.shards.blocks[0]
-            absent: Any = Absent(block.values.shape[1:])  # values may be traced
-            found = int(_on_diagonal(block._with_values(absent)))
-        if found != self.range.n:
-            raise ValueError(
-                f"shift(s) of a sharded matrix needs all {self.range.n} entries of the diagonal, and the pattern has "
-                f"{found}; use `shard` with the matrix after A.shift(0)"
+                f"shift(s) of a sharded matrix needs all {n} entries of the diagonal, and its pattern lacks some; use "
+                "`shard` with the matrix after A.shift(0)"
             )
         s = self._vector(jnp.broadcast_to(s, (n,)) if jnp.ndim(s) == 0 else s, self.range, 0, "shift")
         return with_values(self, _shifted(self, s))
@@ -147,18 +139,6 @@ def _equal(a: list[Array], b: list[Array]) -> bool:
         return False
     with concrete():
         return bool(np.all([jnp.array_equal(x, y) for x, y in zip(a, b, strict=True) if x is not y]))
-
-
-@jax.jit
-def _on_diagonal(blocks: Any) -> Array:
-    """The number of entries on the diagonal, counted without shard_map, which cannot run while jit traces."""
-
-    def count(block: Any) -> Array:
-        zeros = jnp.zeros(block.values.shape)  # which the program does not read
-        row, col, *_ = block._with_values(zeros).entries()
-        return jnp.sum((row == col) & (row < block.shape[0]) & (col < block.shape[1]))
-
-    return jnp.sum(jax.vmap(count)(blocks))
 
 
 @functools.partial(jax.jit, static_argnums=2)

@@ -183,11 +183,12 @@ def assemble(
     over_rows, over_columns = (Distribution.of(mesh, axis, np.diff(cuts)) for cuts in (starts, columns))
     rows = of_each(rows_of, over_rows.mine, mesh)
     nnz = {k: block.nnz for k, block in rows.items()}
+    diagonal = {k: _on_diagonal(block, int(starts[k])) for k, block in rows.items()}
     needs = of_each(lambda k: needed(rows[k].indices, *columns[k : k + 2].tolist()), rows, mesh)
     plan = halo.plan(needs, over_columns, max(request.target.dtype.itemsize, 4))  # values may be narrower than vectors
     cut = of_each(lambda k: _cut(rows.pop(k), k, plan, request.mode), over_rows.mine, mesh)
-    told = everyones(lambda: {k: (nnz[k], len(of.boundary)) for k, of in cut.items()}, mesh)
-    counts, boundary_rows = np.array([*told.values()]).T
+    told = everyones(lambda: {k: (nnz[k], len(of.boundary), diagonal[k]) for k, of in cut.items()}, mesh)
+    counts, boundary_rows, diagonals = np.array([*told.values()]).T
     n_rows = over_rows.size, int(boundary_rows.max()) if request.mode == "overlap" else over_rows.size
     parts = zip(n_rows, zip(*(of.blocks for of in cut.values()), strict=True), strict=False)
     made = [in_one_format(dict(zip(cut, blocks, strict=True)), height, request) for height, blocks in parts]
@@ -227,6 +228,7 @@ def assemble(
         entries,
         int(counts.sum()),
         False,
+        over_rows == over_columns and int(diagonals.sum()) == int(starts[-1]),
         BuildRecord(
             Imbalance(np.diff(starts), counts, plan.halo, plan.senders),
             plan.reason,
@@ -292,6 +294,12 @@ def _cut(block: Csr, k: int, plan: halo.Halo, mode: str) -> Cut:
         rest = np.append(rest[:-1][boundary], rest[-1])
     beyond, number = _sorted(block, col[~is_own] - n_own, number[~is_own], rest, width)
     return Cut([local, beyond], boundary, number)
+
+
+def _on_diagonal(block: Csr, start: int) -> int:
+    """The number of entries on the diagonal, of rows from `start` on."""
+    row = np.repeat(np.arange(start, start + block.shape[0]), np.diff(block.indptr))
+    return int(np.count_nonzero(block.indices == row))
 
 
 def _sorted(block: Csr, col: np.ndarray, number: np.ndarray, ptr: np.ndarray, n_cols: int) -> tuple[Csr, np.ndarray]:

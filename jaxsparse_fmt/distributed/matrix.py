@@ -81,6 +81,7 @@ class ShardedMatrix(ShardedAlgebra):
       domain, range: how x and y are sharded; the same for a square matrix.
       data_basis: how `data` is sharded.
       is_entered: whether this is `in_basis`.
+      full_diagonal: whether the pattern has every entry of the diagonal.
       record: of the build.
     """
 
@@ -90,6 +91,7 @@ class ShardedMatrix(ShardedAlgebra):
     data_basis: ShardedBasis
     nnz: int = dataclasses.field(metadata={"static": True})
     is_entered: bool = dataclasses.field(metadata={"static": True})
+    full_diagonal: bool = dataclasses.field(metadata={"static": True})
     record: BuildRecord = dataclasses.field(metadata={"static": True})
 
     name: ClassVar[str] = "sharded"

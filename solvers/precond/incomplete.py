@@ -226,8 +226,8 @@ def _triangle(N: Any, upper: bool, sweeps: int | None) -> Any:
 
 def _pattern(A: Any, maker: str) -> Any:
     """A in SciPy's CSR, traced values as ones; None if its pattern is traced."""
-    checks.ours(A, maker)
-    if arguments.is_traced(A) and "values" in vars(A):  # and not of shards
+    checks.on_one_device(A, maker)
+    if arguments.is_traced(A):
         A = dataclasses.replace(A, values=np.ones(A.values.shape, A.dtype))
     with concrete():
         return None if arguments.is_traced(A) else A.to_scipy()
