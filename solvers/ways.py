@@ -48,6 +48,7 @@ MAKERS: dict[str, Callable[[Any], Any]] = {
 BLOCK = 16  # rows of a block of `block_jacobi`
 SMALL = 3_000  # unknowns: even full factors take a second or two
 DENSE = 500  # unknowns of a singular matrix whose singular values the host computes, in half a second
+DEARER = 4  # times what a way took until it was left: it goes on before a way that costs more
 LONGEST = 60  # seconds of a method without a limit
 PROGRAM = 0.05  # seconds that count for a program; it compiles in a second, and serves many solves
 HOURS = 3600  # seconds of a factorization that only `direct` begins
@@ -78,9 +79,12 @@ DEVICES = {
     "cpu": Device(1.2e10, 2e-6, 4e-4, (5e-3, 1e-5), 0.0),
     "gpu": Device(2.5e12, 4e-6, 1e-3, (0.3, 1e-6), 1e-5),
 }
-# Of the host: multiplications a second of SuperLU, seconds for an entry of its factors and of A, and for an entry of A
-# in incomplete factors.
-FLOPS, OF_FACTOR, OF_ENTRY, OF_ILU = 2.5e9, 3e-8, 2e-7, 2.5e-6
+# Of the host: multiplications a second of SuperLU, and seconds for an entry of its factors and of A. Incomplete factors
+# take as long as twice the whole ones, which drop nothing, and at most so long for an entry of A; GUESS if the whole
+# ones are not counted.
+FLOPS, OF_FACTOR, OF_ENTRY = 3.5e9, 3e-8, 1e-7
+OF_ILU, MOST_OF_ILU, GUESS = 2, 2e-5, 2.5e-6
+COUNT = 1e-6  # seconds for an entry of A to count those of its factors
 SOLVED = 2e-9  # seconds for an entry of SuperLU's factors in a solve
 OF_DENSE = 6e-9  # seconds of the singular values, times n³
 FILL = 6  # entries of incomplete factors over those of A, usually
@@ -91,20 +95,30 @@ APPLIED = {"multigrid": (8, 30, 100), "ilu": (0, 4, 10), "jacobi": (0, 2, 0), "|
 
 
 class Cost(NamedTuple):
-    """Seconds."""
+    """Seconds.
+
+    Attributes:
+      is_floor: whether only a bound from below is known, of factors that are not counted yet.
+    """
 
     set_up: float
     step: float
+    is_floor: bool = False
 
 
-def cost(way: "Way", facts: Facts) -> Cost:
-    """The estimate; NaN for functions, and matrices over several devices."""
+def cost(way: "Way", facts: Facts, counts: bool = True) -> Cost:
+    """The estimate; NaN for functions, and matrices over several devices.
+
+    Args:
+      counts: whether the entries of factors are counted, which takes as long as to order their columns.
+    """
     device, A = DEVICES.get(facts.kind), facts.A
     if device is None:
         return Cost(math.nan, math.nan)
+    if way.M == "factors" and not counts:
+        return Cost(COUNT * A.nnz, 0.0, True)
     if way.M == "factors":
-        entries, work = facts.factors
-        return Cost(work / FLOPS + entries * OF_FACTOR + A.nnz * OF_ENTRY, entries * SOLVED * facts.k)
+        return Cost(_of_factors(facts), facts.factors[0] * SOLVED * facts.k)
     if way.method == "singular values":
         return Cost(OF_DENSE * facts.n**3, 0)
     uses = 2 if way.method == "bicgstab" else 1
@@ -116,9 +130,16 @@ def cost(way: "Way", facts: Facts) -> Cost:
     if way.M == "multigrid":
         set_up += device.multigrid[0] + device.multigrid[1] * facts.n
     elif way.M == "ilu":
-        set_up += OF_ILU * A.nnz
+        set_up += min(OF_ILU * _of_factors(facts), MOST_OF_ILU * A.nnz) if counts else GUESS * A.nnz
         step += 12 * FILL * A.nnz / device.bandwidth + 2 * facts.n**0.5 * device.level
     return Cost(set_up, step)
+
+
+def _of_factors(facts: Facts) -> float:
+    """Seconds of a factorization."""
+    entries, work = facts.factors
+    complex_ = 4 if jnp.issubdtype(facts.A.dtype, jnp.complexfloating) else 1
+    return complex_ * work / FLOPS + min(complex_, 2) * entries * OF_FACTOR + facts.A.nnz * OF_ENTRY
 
 
 # ---------------------------------------------------------------------------------------------------------- the rule
@@ -199,17 +220,17 @@ class Trial(NamedTuple):
     """A way and its estimate.
 
     Attributes:
-      is_left: whether it was left before for another way; it then goes on to its end.
+      steps: after which it was left for another way, if it was.
     """
 
     way: Way
     cost: Cost
-    is_left: bool = False
+    steps: int = 0
 
     @property
     def seconds(self) -> float:
-        """Those that it usually takes."""
-        return self.cost.set_up + self.way.steps * self.cost.step
+        """Those that it usually takes, or took until it was left."""
+        return self.cost.set_up + (self.steps or self.way.steps) * self.cost.step
 
     @property
     def rank(self) -> float:
@@ -225,8 +246,19 @@ def _trials(facts: Facts, ways: Sequence[Way]) -> list[Trial]:
     """The ways that suit the matrix, in the order in which they are tried."""
     if facts.memory is not None and facts.memory.order is not None:
         return list(facts.memory.order)
-    found = [Trial(way, cost(way, facts)) for way in ways if way.when(facts)]
-    return sorted(found, key=lambda trial: trial.rank) if ways is WAYS else found
+    counts = ways is not WAYS or not facts.tries
+    found = [Trial(way, cost(way, facts, counts)) for way in ways if way.when(facts)]
+    return _sorted(found, facts) if ways is WAYS else found
+
+
+def _sorted(trials: list[Trial], facts: Facts) -> list[Trial]:
+    """In the order of their estimates; the entries of factors are counted if these might come first."""
+    trials = sorted(trials, key=lambda trial: trial.rank)
+    if trials and trials[0].cost.is_floor:
+        of_factors = ("factors", "ilu")
+        again = [t._replace(cost=cost(t.way, facts)) if t.way.M in of_factors else t for t in trials]
+        return _sorted(again, facts)
+    return trials
 
 
 def first_success(A: Any, b: Any, x0: Any, settings: Any, facts: Facts, ways: Sequence[Way]) -> Solution:
@@ -235,11 +267,12 @@ def first_success(A: Any, b: Any, x0: Any, settings: Any, facts: Facts, ways: Se
     left: list[Trial] = []
     failed: list[Trial] = []
     tried: list[str] = []
-    best: Any = None
+    best: Solution | None = None
     least, is_singular, refused = np.inf, False, ValueError("no method fits")
     while queue or left or last:
-        if not queue:
-            queue, left = left, []
+        queue = _sorted(queue, facts) if tried and queue and queue[0].cost.is_floor else queue
+        if left and (not queue or queue[0].seconds > DEARER * left[0].seconds):
+            queue, left = left + queue, []
         if not queue:
             queue, last = [Trial(way, cost(way, facts)) for way in last if way.when(facts)], []
             continue
@@ -247,14 +280,15 @@ def first_success(A: Any, b: Any, x0: Any, settings: Any, facts: Facts, ways: Se
         sol = error = None
         known = None if facts.memory is None else facts.memory.made(trial.way.M)
         try:
-            M = settings["M"] if trial.way.M == GIVEN else _made(trial.way.M, facts) if known is None else known
+            M = settings["M"] if trial.way.M == GIVEN else made(trial.way.M, facts) if known is None else known
         except (ValueError, MemoryError, SolverError) as why:
             error = refused = why
         if error is None:
-            goes_on = best is not None and (trial.is_left or trial.way.M in ("multigrid", "ilu"))
-            start = jax.lax.stop_gradient(best.x) if goes_on else x0
+            start = x0
+            if best is not None and (trial.steps or trial.way.M in ("multigrid", "ilu")):
+                start = jax.lax.stop_gradient(best.x)
             try:
-                sol = _run(trial, queue, M, A, b, start, settings, facts)
+                sol = run(trial, queue, M, A, b, start, settings, facts)
             except SolverError as why:  # the factors overflow the dtype
                 error = refused = why
         if sol is None:
@@ -268,18 +302,20 @@ def first_success(A: Any, b: Any, x0: Any, settings: Any, facts: Facts, ways: Se
             return _telling(sol, trial.way.name, *tried, str(trial))
         code = np.asarray(sol.code)  # on the host: `success` would take 30 µs
         status = Status(int(np.max(code)))
-        is_left = status is Status.MAXITER and settings["maxiter"] is None and not trial.is_left
-        tried.append(f"{trial}: {f'left after {np.max(sol.n_iterations)} steps' if is_left else status}")
+        steps = int(np.max(sol.n_iterations))
+        is_left = status is Status.MAXITER and settings["maxiter"] is None and steps < _most(trial, facts)
+        tried.append(f"{trial}: {f'left after {steps} steps' if is_left else status}")
         sol = _telling(sol, trial.way.name, *tried)
         if np.all((code == Status.CONVERGED) | (code == Status.ROUNDED) | (code == Status.LEAST_SQUARES)):
             if facts.memory is not None:
-                facts.memory.keep((trial, *queue, *failed), trial.way.M, None if M is known else M)
+                others = (other for other in (*queue, *failed) if other.way != trial.way)
+                facts.memory.keep((trial._replace(steps=0), *others), trial.way.M, None if M is known else M)
             return sol
         norm = np.max(np.asarray(arguments.still(sol.residual_norm)), initial=0)
         if best is None or norm < least:
             best, least = sol, norm
         failed.append(trial)
-        left += [trial._replace(is_left=True)] if is_left else []
+        left += [trial._replace(steps=trial.steps + steps)] if is_left else []
         queue = [other for other in queue if other.way.method not in UNSUITED.get(status, ())]
         if is_left:
             queue = [other for other in queue if other.way.has_set_up]
@@ -297,7 +333,7 @@ def _failed(sol: Solution) -> Any:
     return jnp.logical_not(sol.success) & (sol.code != Status.LEAST_SQUARES)
 
 
-def _run(trial: Trial, queue: list[Trial], M: Any, A: Any, b: Any, x0: Any, settings: Any, facts: Facts) -> Solution:
+def run(trial: Trial, queue: list[Trial], M: Any, A: Any, b: Any, x0: Any, settings: Any, facts: Facts) -> Solution:
     """The solution by one way."""
     way, step = trial.way, trial.cost.step
     given = settings | {"M": M}
@@ -306,22 +342,27 @@ def _run(trial: Trial, queue: list[Trial], M: Any, A: Any, b: Any, x0: Any, sett
     if way.method == "singular values":
         return by_singular_values(facts.host, b, facts.dtype(b), given)
     if facts.tries and settings["maxiter"] is None and step > 0:
-        given["maxiter"] = int(min(10 * facts.n, max(LONGEST / step, 1000)))
+        given["maxiter"] = _most(trial, facts)
     if way.method == "lsmr":
         return by_lsmr(A, b, x0, given)
     if facts.tries and step > 0:
-        others = [other.seconds for other in queue if other.way.has_set_up]
-        given["budget"] = np.inf if trial.is_left or not others else max(min(others) / step, 1)
+        others = [other.seconds for other in queue if other.way.has_set_up and not other.cost.is_floor]
+        given["budget"] = max(min(others) / step, 1) if others else np.inf
     if x0 is None and facts.tries and way.M in ("multigrid", "ilu"):
         x0 = jnp.zeros_like(b)  # the program is that which goes on from another x
     return by_method(METHODS[way.method](facts.n), A, b, x0, given)
+
+
+def _most(trial: Trial, facts: Facts) -> int:
+    """Iterations without the caller's limit."""
+    return int(min(10 * facts.n, max(LONGEST / max(trial.cost.step, 1e-9), 1000)))
 
 
 def _telling(sol: Solution, *words: str) -> Solution:
     return dataclasses.replace(sol, _told=Told(words))
 
 
-def _made(name: str | None, facts: Facts) -> Any:
+def made(name: str | None, facts: Facts) -> Any:
     """The preconditioner. Errors as of its maker."""
     if name is None:
         return None
