@@ -51,7 +51,8 @@ class Facts:
 
     def wrong_columns(self, b: Any, x0: Any) -> Any:
         """Whether each right-hand side, or its start, or A, has a NaN or an infinity: [k], or one flag."""
-        if _is_finite((self.A, b, x0)):
+        was_finite = self.memory is not None and self.memory.has_values
+        if _is_finite((None if was_finite else self.A, b, x0)):
             return np.zeros((), bool)
         flags = [~np.asarray(_finite_columns(v)) for v in (b, x0) if v is not None]
         return np.any(flags, axis=0) | (not _is_finite(self.A))

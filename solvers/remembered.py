@@ -44,6 +44,12 @@ class Memory:
         self.arrays = [a for a in self.leaves if a is not self.values] or self.leaves
         self.order = _orders.find(self.tree, self.arrays)
 
+    @property
+    def has_values(self) -> bool:
+        """Whether a system with these very values was solved."""
+        found = _made.find(self.tree, self.arrays)
+        return found is not None and found.values() is self.values
+
     def made(self, name: str | None) -> Any:
         """The preconditioner made before for A's values, or refreshed for them; None: there is none of that name."""
         found = _made.find(self.tree, self.arrays)

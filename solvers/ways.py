@@ -83,7 +83,7 @@ DEVICES = {
 # take as long as twice the whole ones, which drop nothing, and at most so long for an entry of A; GUESS if the whole
 # ones are not counted.
 FLOPS, OF_FACTOR, OF_ENTRY = 3.5e9, 3e-8, 1e-7
-OF_ILU, MOST_OF_ILU, GUESS = 2, 2e-5, 2.5e-6
+OF_ILU, MOST_OF_ILU, GUESS = 2, 5e-6, 2.5e-6
 COUNT = 1e-6  # seconds for an entry of A to count those of its factors
 SOLVED = 2e-9  # seconds for an entry of SuperLU's factors in a solve
 OF_DENSE = 6e-9  # seconds of the singular values, times n³
@@ -174,12 +174,17 @@ def _hinted(f: Facts, number: int) -> bool:
     return f.tries or any(f.hints[number:])
 
 
+def _has_levels(f: Facts) -> bool:
+    """Whether multigrid's set-up can look at A, and does not take all of it as its coarsest matrix."""
+    return f.look is not None and f.n > DENSE
+
+
 WAYS = (
     Way("cg", "jacobi", lambda f: _hinted(f, 1) and f.maybe_definite, "symmetric, positive diagonal; no set-up", 150),
     Way("minres", "|jacobi|", lambda f: _hinted(f, 0) and f.symmetric, "symmetric; no set-up", 200),
     Way("bicgstab", "jacobi", lambda f: f.tries and f.full_diagonal and not f.symmetric, "no set-up", 60),
     Way("direct", "factors", lambda f: f.pattern is not None or f.n <= SMALL, "for any matrix", 1),
-    Way("cg", "multigrid", lambda f: f.look is not None and f.maybe_definite, "symmetric, positive diagonal", 25),
+    Way("cg", "multigrid", lambda f: _has_levels(f) and f.maybe_definite, "symmetric, positive diagonal", 25),
     Way("gmres", "ilu", lambda f: True, "for any matrix", 30),
 )
 # Of a singular matrix, or where all others fail.
