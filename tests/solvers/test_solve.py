@@ -388,7 +388,7 @@ def test_a_sharded_matrix_gets_a_method_and_a_preconditioner_that_it_can_have():
 A_AND_B = jsf.from_scipy(tridiagonal()), np.ones(N)
 REFUSED = [
     (A_AND_B, dict(method="lu"), ValueError, "method must be one of auto, cg, .*; got 'lu'"),
-    (A_AND_B, dict(M="illu"), ValueError, r"got 'illu'. Try M=precond.ilu\(A\)"),
+    (A_AND_B, dict(M="illu"), ValueError, r"got 'illu'; take M=precond.ilu\(A\)"),
     (A_AND_B, dict(method="direct", M=None), ValueError, "takes no M"),
     (A_AND_B, dict(rtol=-1), ValueError, "rtol must be a number from 0 up"),
     (A_AND_B, dict(tol=1e-3), TypeError, "solve has no keyword 'tol': here it is 'rtol'"),
