@@ -42,10 +42,7 @@ def run(command: Callable[[], int]) -> NoReturn:
     worker = threading.Thread(target=work, name="jaxsparse", daemon=True)
     try:
         worker.start()
-        # In Python 3.11 an interrupted `worker.join` takes the thread for ended, and on Windows only a wait with a time
-        # limit can be interrupted.
-        while not done.wait(0.2):
-            pass
+        done.wait()  # in Python 3.11 an interrupted `worker.join` takes the thread for ended
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second one does not wait
         interrupted = True

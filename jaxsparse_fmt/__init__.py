@@ -7,11 +7,15 @@
 The solvers are in the package `solvers`.
 """
 
+import os
 from typing import TYPE_CHECKING
+
+if os.name != "posix":
+    raise ImportError("jaxsparse runs on Linux and macOS; on Windows install it in WSL")
 
 from jaxsparse_fmt import choose
 from jaxsparse_fmt._late import import_late
-from jaxsparse_fmt._types import exportable
+from jaxsparse_fmt._pytrees import exportable
 from jaxsparse_fmt._version import __version__ as __version__
 from jaxsparse_fmt.algebra import plan
 from jaxsparse_fmt.algebra.assembly import assembly

@@ -11,17 +11,10 @@ import numpy as np
 import scipy
 from jax.core import Tracer
 
-from jaxsparse_fmt._types import (
-    Csr,
-    CsrArrays,
-    Target,
-    as_floating,
-    check_keeps_imaginary,
-    concrete,
-    floating_dtype,
-    of_jax_sparse,
-    requested_dtype,
-)
+from jaxsparse_fmt._arguments import as_floating, of_jax_sparse
+from jaxsparse_fmt._dtypes import check_keeps_imaginary, floating_dtype, requested_dtype
+from jaxsparse_fmt._tracing import concrete
+from jaxsparse_fmt._types import Csr, CsrArrays, Target
 from jaxsparse_fmt.algebra import patterns
 from jaxsparse_fmt.algebra.assembly import assembly, coordinates, grouped, summed
 from jaxsparse_fmt.choose import ranking

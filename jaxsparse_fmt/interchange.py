@@ -11,14 +11,10 @@ import numpy as np
 from jax.core import Tracer
 
 from jaxsparse_fmt import convert
-from jaxsparse_fmt._types import (
-    Array,
-    CsrArrays,
-    concrete,
-    index_dtype,
-    is_on_cpu,
-    of_jax_sparse,
-)
+from jaxsparse_fmt._arguments import of_jax_sparse
+from jaxsparse_fmt._dtypes import index_dtype
+from jaxsparse_fmt._tracing import concrete, is_on_cpu
+from jaxsparse_fmt._types import Array, CsrArrays
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.kernels.layout.address import row_pointers
 

@@ -11,7 +11,8 @@ from typing import Any
 import jax
 from jax.core import Tracer
 
-from jaxsparse_fmt._types import Csr, Target, requested_dtype
+from jaxsparse_fmt._dtypes import requested_dtype
+from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.convert import checked
 from jaxsparse_fmt.core.matrix import FORMATS, SparseMatrix, build
 from jaxsparse_fmt.formats.paired import Paired

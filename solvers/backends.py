@@ -13,7 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jaxsparse_fmt._types import check_choice, is_on_cpu, pytree
+from jaxsparse_fmt._arguments import check_choice
+from jaxsparse_fmt._pytrees import pytree
+from jaxsparse_fmt._tracing import is_on_cpu
 from solvers.core import arguments
 from solvers.host import hosted
 from solvers.precond import _checks as checks

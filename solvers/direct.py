@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jaxsparse_fmt._types import brief, exportable, in_trace, pytree, standard_promotion
+from jaxsparse_fmt._pytrees import brief, exportable, pytree
+from jaxsparse_fmt._tracing import in_trace, standard_promotion
 from solvers import factors
 from solvers.backends import choice
 from solvers.core import arguments

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jaxsparse_fmt._types import exportable, pytree
+from jaxsparse_fmt._pytrees import exportable, pytree
 from jaxsparse_fmt.core.basis import Basis
 from solvers.core import arguments, iterate, opaque, program, stopping
 from solvers.core.linear_solve import hermitian_solve

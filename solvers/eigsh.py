@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jaxsparse_fmt._types import floating_dtype
+from jaxsparse_fmt._dtypes import floating_dtype
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from solvers import pencil as pencils

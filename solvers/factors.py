@@ -14,7 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jaxsparse_fmt._types import CsrArrays, exportable, pytree, standard_promotion
+from jaxsparse_fmt._pytrees import exportable, pytree
+from jaxsparse_fmt._tracing import standard_promotion
+from jaxsparse_fmt._types import CsrArrays
 from jaxsparse_fmt.core.triangular import Triangle
 from solvers import backends, superlu
 from solvers.core import arguments

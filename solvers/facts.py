@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxsparse_fmt._types import concrete
+from jaxsparse_fmt._tracing import concrete
 from jaxsparse_fmt.convert import from_dense
 from solvers.core import arguments
 from solvers.host import Host, hosted

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import scipy
 
-from jaxsparse_fmt._types import concrete
+from jaxsparse_fmt._tracing import concrete
 from jaxsparse_fmt.core.kept import Kept
 from jaxsparse_fmt.kernels.cpu import elimination
 from jaxsparse_fmt.kernels.cpu.over_rows import over_rows

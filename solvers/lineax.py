@@ -20,7 +20,9 @@ import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
-from jaxsparse_fmt._types import check_dense, nearest, owned, requested_dtype
+from jaxsparse_fmt._arguments import check_dense, owned
+from jaxsparse_fmt._dtypes import requested_dtype
+from jaxsparse_fmt._text import nearest
 from solvers.cg import cg
 from solvers.core.arguments import is_function, refuse_scipy
 from solvers.direct import direct

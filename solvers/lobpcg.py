@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxsparse_fmt._types import check_choice
+from jaxsparse_fmt._arguments import check_choice
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import Basis
 from solvers.core import arguments, program

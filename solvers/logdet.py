@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxsparse_fmt._types import standard_promotion
+from jaxsparse_fmt._tracing import standard_promotion
 from solvers.precond import _checks as checks
 from solvers.selected import Determinant, Entries, Root
 

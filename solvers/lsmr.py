@@ -20,7 +20,8 @@ import numpy as np
 from jax import Array, lax
 from jax.core import Tracer
 
-from jaxsparse_fmt._types import exportable, owned, pytree
+from jaxsparse_fmt._arguments import owned
+from jaxsparse_fmt._pytrees import exportable, pytree
 from jaxsparse_fmt.core import mesh_axes
 from solvers.core import arguments, iterate, opaque, program
 from solvers.core.interrupts import calling

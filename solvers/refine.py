@@ -14,7 +14,7 @@ from typing import Any, Unpack
 import jax
 import jax.numpy as jnp
 
-from jaxsparse_fmt._types import check_choice, real_number
+from jaxsparse_fmt._arguments import check_choice, real_number
 from solvers.bicgstab import METHOD as BICGSTAB
 from solvers.cg import METHOD as CG
 from solvers.core import arguments

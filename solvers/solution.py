@@ -12,7 +12,8 @@ from jax import Array
 from jax.core import Tracer
 
 from jaxsparse_fmt import _html
-from jaxsparse_fmt._types import exportable, pytree, standard_promotion
+from jaxsparse_fmt._pytrees import exportable, pytree
+from jaxsparse_fmt._tracing import standard_promotion
 from solvers.core.space import HERE, length
 from solvers.core.vectors import ratio
 

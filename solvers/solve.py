@@ -6,7 +6,8 @@ from typing import Any, Unpack
 import jax.numpy as jnp
 import numpy as np
 
-from jaxsparse_fmt._types import check_choice, in_trace
+from jaxsparse_fmt._arguments import check_choice
+from jaxsparse_fmt._tracing import in_trace
 from solvers.core import arguments
 from solvers.core.settings import Settings, settled, solver
 from solvers.core.solve import solve as by_method

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxsparse_fmt._types import exportable, pytree
+from jaxsparse_fmt._pytrees import exportable, pytree
 from jaxsparse_fmt.core.basis import Basis
 from solvers.core import arguments
 from solvers.core.scaling import scaled

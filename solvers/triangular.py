@@ -9,7 +9,8 @@ import numpy as np
 import scipy
 from jax import Array, lax
 
-from jaxsparse_fmt._types import as_vector, concrete, standard_promotion
+from jaxsparse_fmt._arguments import as_vector
+from jaxsparse_fmt._tracing import concrete, standard_promotion
 from jaxsparse_fmt.core.triangular import Triangle
 from solvers.core import arguments
 from solvers.core.diagonal import rows_scaled

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxsparse_fmt._types import concrete
+from jaxsparse_fmt._tracing import concrete
 from solvers import precond
 from solvers.bicgstab import METHOD as BICGSTAB
 from solvers.cg import METHOD as CG

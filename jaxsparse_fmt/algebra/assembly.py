@@ -11,7 +11,10 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from jaxsparse_fmt._types import Array, Csr, as_floating, concrete, pytree, whole_number
+from jaxsparse_fmt._arguments import as_floating, whole_number
+from jaxsparse_fmt._pytrees import pytree
+from jaxsparse_fmt._tracing import concrete
+from jaxsparse_fmt._types import Array, Csr
 from jaxsparse_fmt.algebra import on_device, patterns, plans
 from jaxsparse_fmt.core.entry_index import take
 from jaxsparse_fmt.core.matrix import SparseMatrix

@@ -7,7 +7,8 @@ import numpy as np
 from jax import Array, lax
 from jax.core import Tracer
 
-from jaxsparse_fmt._types import as_floating, standard_promotion
+from jaxsparse_fmt._arguments import as_floating
+from jaxsparse_fmt._tracing import standard_promotion
 from jaxsparse_fmt.algebra import patterns
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.core.transposed import Transposed

@@ -15,7 +15,10 @@ import numpy as np
 from jax import lax
 from jax.core import Tracer
 
-from jaxsparse_fmt._types import Array, Csr, CsrArrays, index_dtype, is_on_cpu, readable_bytes
+from jaxsparse_fmt._dtypes import index_dtype
+from jaxsparse_fmt._text import readable_bytes
+from jaxsparse_fmt._tracing import is_on_cpu
+from jaxsparse_fmt._types import Array, Csr, CsrArrays
 from jaxsparse_fmt.core.pattern import Absent
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.merging import prefix_length

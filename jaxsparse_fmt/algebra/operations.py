@@ -10,7 +10,8 @@ import numpy as np
 import scipy
 from jax.core import Tracer
 
-from jaxsparse_fmt._types import as_floating, requested_dtype, whole_number
+from jaxsparse_fmt._arguments import as_floating, whole_number
+from jaxsparse_fmt._dtypes import requested_dtype
 from jaxsparse_fmt.algebra import patterns, plans
 from jaxsparse_fmt.algebra.assembly import assembly
 from jaxsparse_fmt.core.matrix import SparseMatrix

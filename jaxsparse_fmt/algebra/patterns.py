@@ -14,7 +14,9 @@ import numpy as np
 import scipy
 from jax.core import Tracer
 
-from jaxsparse_fmt._types import CORES, Csr, CsrArrays, Target, concrete, index_dtype, is_on_cpu
+from jaxsparse_fmt._dtypes import index_dtype
+from jaxsparse_fmt._tracing import concrete, is_on_cpu
+from jaxsparse_fmt._types import CORES, Csr, CsrArrays, Target
 from jaxsparse_fmt.algebra import on_device
 from jaxsparse_fmt.core.kept import Kept
 from jaxsparse_fmt.core.matrix import FORMATS, SparseMatrix, build

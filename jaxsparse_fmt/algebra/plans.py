@@ -21,7 +21,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jaxsparse_fmt._types import Array, Csr, concrete, index_dtype, pytree, scipy_dtype, standard_promotion
+from jaxsparse_fmt._dtypes import index_dtype, scipy_dtype
+from jaxsparse_fmt._pytrees import pytree
+from jaxsparse_fmt._tracing import concrete, standard_promotion
+from jaxsparse_fmt._types import Array, Csr
 from jaxsparse_fmt.algebra import by_cupy, on_device, patterns
 from jaxsparse_fmt.core import form
 from jaxsparse_fmt.core.entry_index import take

@@ -19,7 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 import scipy
 
-from jaxsparse_fmt._types import Csr, CsrArrays, Target, check_choice, floating_dtype, readable_bytes
+from jaxsparse_fmt._arguments import check_choice
+from jaxsparse_fmt._dtypes import floating_dtype
+from jaxsparse_fmt._text import readable_bytes
+from jaxsparse_fmt._types import Csr, CsrArrays, Target
 from jaxsparse_fmt.core.matrix import FORMATS, SparseMatrix, build
 from jaxsparse_fmt.formats import building, memory
 from jaxsparse_fmt.formats.footprint import L1_ROWS, SECTOR, PatternCounts, Storage

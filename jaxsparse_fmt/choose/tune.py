@@ -5,7 +5,8 @@ import math
 
 import jax
 
-from jaxsparse_fmt._types import Csr, Target, readable_seconds
+from jaxsparse_fmt._text import readable_seconds
+from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.choose import ranking
 from jaxsparse_fmt.choose.ranking import Choice
 from jaxsparse_fmt.choose.timing import seconds_per_product

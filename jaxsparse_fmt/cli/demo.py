@@ -11,7 +11,7 @@ import scipy.sparse
 
 import solvers
 from jaxsparse_fmt import gallery
-from jaxsparse_fmt._types import readable_bytes
+from jaxsparse_fmt._text import readable_bytes
 from jaxsparse_fmt.choose.timing import median_seconds
 from jaxsparse_fmt.cli import arguments, measure, plots, tables
 from jaxsparse_fmt.cli.progress import Progress

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from jaxsparse import commands, process
-from jaxsparse_fmt._types import exposed, make_private, user_cache
+from jaxsparse_fmt._files import exposed, make_private, user_cache
 from jaxsparse_fmt.cli import tables
 from jaxsparse_fmt.cli.arguments import BadInput
 from jaxsparse_fmt.cli.progress import Progress

@@ -14,7 +14,7 @@ import numpy as np
 import scipy.sparse
 
 from jaxsparse_fmt import plot
-from jaxsparse_fmt._types import replacing
+from jaxsparse_fmt._files import replacing
 from jaxsparse_fmt.cli import arguments, tables
 from jaxsparse_fmt.cli.progress import Progress
 

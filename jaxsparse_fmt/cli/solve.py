@@ -12,7 +12,7 @@ import scipy.sparse
 
 import solvers
 from jaxsparse.commands import CHOOSING, SYMMETRIC, VECTORS
-from jaxsparse_fmt._types import readable_bytes
+from jaxsparse_fmt._text import readable_bytes
 from jaxsparse_fmt.cli import arguments, measure, plots, tables
 from jaxsparse_fmt.cli.info import asymmetry
 from jaxsparse_fmt.cli.progress import Progress, residuals

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxsparse_fmt._types import readable_bytes
-from jaxsparse_fmt._types import readable_seconds as duration
+from jaxsparse_fmt._text import readable_bytes
+from jaxsparse_fmt._text import readable_seconds as duration
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

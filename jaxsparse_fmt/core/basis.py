@@ -11,7 +11,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxsparse_fmt._types import Array, pytree
+from jaxsparse_fmt._pytrees import pytree
+from jaxsparse_fmt._types import Array
 from jaxsparse_fmt.core import vector_passes
 
 

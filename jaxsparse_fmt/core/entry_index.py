@@ -16,7 +16,10 @@ from jax.core import Tracer
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from jaxsparse_fmt._types import Array, Csr, CsrArrays, as_floating, index_dtype, is_on_cpu, scipy_dtype
+from jaxsparse_fmt._arguments import as_floating
+from jaxsparse_fmt._dtypes import index_dtype, scipy_dtype
+from jaxsparse_fmt._tracing import is_on_cpu
+from jaxsparse_fmt._types import Array, Csr, CsrArrays
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.kept import Kept
 from jaxsparse_fmt.kernels.backends import jax_versions

@@ -28,7 +28,8 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
-from jaxsparse_fmt._types import Array, standard_promotion
+from jaxsparse_fmt._tracing import standard_promotion
+from jaxsparse_fmt._types import Array
 from jaxsparse_fmt.core import mesh_axes, vector_passes
 from jaxsparse_fmt.core.pattern import Pattern
 from jaxsparse_fmt.kernels.backends import jax_versions, selection

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from jax.core import Tracer
 
-from jaxsparse_fmt._types import concrete
+from jaxsparse_fmt._tracing import concrete
 
 
 class Kept:

@@ -15,21 +15,10 @@ import numpy as np
 from jax import lax
 from jax.core import Tracer
 
-from jaxsparse_fmt._types import (
-    MAX_DENSE_BYTES,
-    Array,
-    Csr,
-    CsrArrays,
-    Target,
-    as_vector,
-    check_choice,
-    check_dense,
-    concrete,
-    in_trace,
-    is_on_cpu,
-    readable_bytes,
-    standard_promotion,
-)
+from jaxsparse_fmt._arguments import MAX_DENSE_BYTES, as_vector, check_choice, check_dense
+from jaxsparse_fmt._text import readable_bytes
+from jaxsparse_fmt._tracing import concrete, in_trace, is_on_cpu, standard_promotion
+from jaxsparse_fmt._types import Array, Csr, CsrArrays, Target
 from jaxsparse_fmt.core import entry_index, form, vector_passes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from jaxsparse_fmt.core.pattern import Pattern

@@ -11,7 +11,10 @@ import numpy as np
 from jax.core import Tracer
 
 from jaxsparse_fmt import _html
-from jaxsparse_fmt._types import Array, as_floating, check_keeps_imaginary, owned, readable_bytes, requested_dtype
+from jaxsparse_fmt._arguments import as_floating, owned
+from jaxsparse_fmt._dtypes import check_keeps_imaginary, requested_dtype
+from jaxsparse_fmt._text import readable_bytes
+from jaxsparse_fmt._types import Array
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 
 # What makes matrices of matrices on one device, by name; `algebra/operations.py` fills it.

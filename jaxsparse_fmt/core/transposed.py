@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import scipy
 
-from jaxsparse_fmt._types import Array, Csr, CsrArrays, pytree
+from jaxsparse_fmt._pytrees import pytree
+from jaxsparse_fmt._types import Array, Csr, CsrArrays
 from jaxsparse_fmt.core import entry_index
 from jaxsparse_fmt.core.basis import Basis
 from jaxsparse_fmt.core.scipy_names import OnOneDevice

@@ -15,7 +15,9 @@ import numpy as np
 from jax import Array, lax
 from jax.interpreters import batching
 
-from jaxsparse_fmt._types import Csr, exportable, pytree, standard_promotion
+from jaxsparse_fmt._pytrees import exportable, pytree
+from jaxsparse_fmt._tracing import standard_promotion
+from jaxsparse_fmt._types import Csr
 from jaxsparse_fmt.core import form, mesh_axes
 from jaxsparse_fmt.core.vector_passes import platform_primitive
 from jaxsparse_fmt.kernels import spmv_cpu

@@ -17,7 +17,10 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from jaxsparse_fmt._types import Array, pytree, standard_promotion, x64_enabled
+from jaxsparse_fmt._dtypes import x64_enabled
+from jaxsparse_fmt._pytrees import pytree
+from jaxsparse_fmt._tracing import standard_promotion
+from jaxsparse_fmt._types import Array
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.kernels.backends import jax_versions, selection
 from jaxsparse_fmt.kernels.vector_pass import Pass, parts, sweep_reference

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jaxsparse_fmt._types import as_floating, concrete
+from jaxsparse_fmt._arguments import as_floating
+from jaxsparse_fmt._tracing import concrete
 from jaxsparse_fmt.core.scipy_names import ScipyNames
 from jaxsparse_fmt.distributed.halo import exchange
 from jaxsparse_fmt.distributed.local import Shards

@@ -22,7 +22,9 @@ from jax import lax
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxsparse_fmt._types import in_trace, index_dtype, pytree
+from jaxsparse_fmt._dtypes import index_dtype
+from jaxsparse_fmt._pytrees import pytree
+from jaxsparse_fmt._tracing import in_trace
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from jaxsparse_fmt.distributed import even_blocks, halo

@@ -10,7 +10,10 @@ import numpy as np
 import scipy
 from jax.sharding import Mesh
 
-from jaxsparse_fmt._types import Csr, Target, index_dtype, readable_bytes, requested_dtype, whole_number
+from jaxsparse_fmt._arguments import whole_number
+from jaxsparse_fmt._dtypes import index_dtype, requested_dtype
+from jaxsparse_fmt._text import readable_bytes
+from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.convert import checked
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.distributed import halo, row_partition

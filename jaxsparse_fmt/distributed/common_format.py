@@ -10,7 +10,8 @@ import numpy as np
 import scipy
 from jax.sharding import Mesh
 
-from jaxsparse_fmt._types import Csr, Target, check_choice
+from jaxsparse_fmt._arguments import check_choice
+from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.choose import ranking
 from jaxsparse_fmt.choose.ranking import Choice
 from jaxsparse_fmt.core.matrix import CHOOSERS, FORMATS, SparseMatrix, build, check_format

@@ -14,7 +14,8 @@ import numpy as np
 import scipy
 from jax.core import Tracer
 
-from jaxsparse_fmt._types import Csr, index_dtype
+from jaxsparse_fmt._dtypes import index_dtype
+from jaxsparse_fmt._types import Csr
 from jaxsparse_fmt.distributed.delivery import Pieces, stacked
 from jaxsparse_fmt.distributed.distribution import Distribution
 from jaxsparse_fmt.distributed.halo import exchange

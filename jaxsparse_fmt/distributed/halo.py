@@ -26,7 +26,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxsparse_fmt._types import pytree, readable_bytes
+from jaxsparse_fmt._pytrees import pytree
+from jaxsparse_fmt._text import readable_bytes
 from jaxsparse_fmt.distributed.delivery import by_owner, delivered
 from jaxsparse_fmt.distributed.distribution import Distribution
 from jaxsparse_fmt.distributed.processes import everyones

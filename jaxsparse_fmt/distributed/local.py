@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxsparse_fmt._types import pytree
+from jaxsparse_fmt._pytrees import pytree
 from jaxsparse_fmt.core import mesh_axes, vector_passes
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.distributed.halo import Exchange, exchange

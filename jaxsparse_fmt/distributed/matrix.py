@@ -28,18 +28,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from jaxsparse_fmt._types import (
-    MAX_DENSE_BYTES,
-    Csr,
-    CsrArrays,
-    Target,
-    as_floating,
-    as_vector,
-    check_dense,
-    index_dtype,
-    pytree,
-    readable_bytes,
-)
+from jaxsparse_fmt._arguments import MAX_DENSE_BYTES, as_floating, as_vector, check_dense
+from jaxsparse_fmt._dtypes import index_dtype
+from jaxsparse_fmt._pytrees import pytree
+from jaxsparse_fmt._text import readable_bytes
+from jaxsparse_fmt._types import Csr, CsrArrays, Target
 from jaxsparse_fmt.core import entry_index, vector_passes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from jaxsparse_fmt.core.matrix import SparseMatrix, build

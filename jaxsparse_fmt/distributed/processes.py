@@ -16,7 +16,9 @@ import scipy
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxsparse_fmt._types import CORES, in_trace, standard_promotion, x64_enabled
+from jaxsparse_fmt._dtypes import x64_enabled
+from jaxsparse_fmt._tracing import in_trace, standard_promotion
+from jaxsparse_fmt._types import CORES
 from jaxsparse_fmt.kernels.backends import selection
 
 

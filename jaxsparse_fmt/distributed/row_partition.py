@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxsparse_fmt._types import Csr, check_choice, whole_number
+from jaxsparse_fmt._arguments import check_choice, whole_number
+from jaxsparse_fmt._types import Csr
 from jaxsparse_fmt.formats.order import order_of
 
 CUTS = ("nnz", "rows")

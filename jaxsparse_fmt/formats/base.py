@@ -15,7 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxsparse_fmt._types import Array, Csr, Target, index_dtype, pytree, standard_promotion
+from jaxsparse_fmt._dtypes import index_dtype
+from jaxsparse_fmt._pytrees import pytree
+from jaxsparse_fmt._tracing import standard_promotion
+from jaxsparse_fmt._types import Array, Csr, Target
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.formats import building

@@ -13,15 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxsparse_fmt._types import (
-    Csr,
-    Target,
-    index_dtype,
-    pytree,
-    readable_bytes,
-    whole_number,
-    x64_enabled,
-)
+from jaxsparse_fmt._arguments import whole_number
+from jaxsparse_fmt._dtypes import index_dtype, x64_enabled
+from jaxsparse_fmt._pytrees import pytree
+from jaxsparse_fmt._text import readable_bytes
+from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.formats import memory
 from jaxsparse_fmt.kernels.cpu.over_rows import in_pieces, in_some_piece

@@ -14,7 +14,8 @@ from typing import Self
 import jax.numpy as jnp
 import numpy as np
 
-from jaxsparse_fmt._types import Csr, Target, index_dtype
+from jaxsparse_fmt._dtypes import index_dtype
+from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.base import Array, ByEntries, ColumnIndex, RowIndex, storage_format
 from jaxsparse_fmt.formats.csr import csr_rule

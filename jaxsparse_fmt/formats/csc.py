@@ -14,7 +14,9 @@ from typing import Self
 import jax.numpy as jnp
 import numpy as np
 
-from jaxsparse_fmt._types import Csr, Target, index_dtype, standard_promotion
+from jaxsparse_fmt._dtypes import index_dtype
+from jaxsparse_fmt._tracing import standard_promotion
+from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.core import entry_index
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.base import Array, ByEntries, Pointer, RowIndex, storage_format

@@ -41,7 +41,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxsparse_fmt._types import Csr, Target, standard_promotion
+from jaxsparse_fmt._tracing import standard_promotion
+from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.formats import building, csr5_tiles, statistics
 from jaxsparse_fmt.formats.base import (
     Array,

@@ -8,7 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxsparse_fmt._types import Csr, CsrArrays, index_dtype, pytree
+from jaxsparse_fmt._dtypes import index_dtype
+from jaxsparse_fmt._pytrees import pytree
+from jaxsparse_fmt._types import Csr, CsrArrays
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.kernels.backends.tuning import LAUNCH
 from jaxsparse_fmt.kernels.layout.address import expand_ptr, take

@@ -33,7 +33,9 @@ import scipy
 from jax import lax
 from jax.core import Tracer
 
-from jaxsparse_fmt._types import Csr, Target, concrete, index_dtype, standard_promotion
+from jaxsparse_fmt._dtypes import index_dtype
+from jaxsparse_fmt._tracing import concrete, standard_promotion
+from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.formats import building, footprint, statistics
 from jaxsparse_fmt.formats.base import AnyShards, Array, ByRule, Offset, Start, host_places, places_of, storage_format
 from jaxsparse_fmt.kernels import sddmm, spmv, spmv_cpu

@@ -17,7 +17,9 @@ from typing import Any, Self
 import jax.numpy as jnp
 import numpy as np
 
-from jaxsparse_fmt._types import Csr, CsrArrays, Target, index_dtype, standard_promotion
+from jaxsparse_fmt._dtypes import index_dtype
+from jaxsparse_fmt._tracing import standard_promotion
+from jaxsparse_fmt._types import Csr, CsrArrays, Target
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.base import Array, ByEntries, ByRule, ColumnIndex, RowIndex, host_places, storage_format
 from jaxsparse_fmt.formats.csr import csr_rule

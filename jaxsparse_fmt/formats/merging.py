@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxsparse_fmt._types import Csr, index_dtype
+from jaxsparse_fmt._dtypes import index_dtype
+from jaxsparse_fmt._types import Csr
 from jaxsparse_fmt.formats.building import namespace
 from jaxsparse_fmt.kernels.layout.address import Arrays, Chunked, take
 from jaxsparse_fmt.kernels.layout.columns import Blocked, Diagonal, Rule

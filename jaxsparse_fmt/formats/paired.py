@@ -22,7 +22,10 @@ import numpy as np
 import scipy
 from jax.core import Tracer
 
-from jaxsparse_fmt._types import Array, Csr, concrete, index_dtype, is_on_cpu, pytree
+from jaxsparse_fmt._dtypes import index_dtype
+from jaxsparse_fmt._pytrees import pytree
+from jaxsparse_fmt._tracing import concrete, is_on_cpu
+from jaxsparse_fmt._types import Array, Csr
 from jaxsparse_fmt.core import entry_index
 from jaxsparse_fmt.core.kept import Kept
 from jaxsparse_fmt.core.matrix import SparseMatrix

@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxsparse_fmt._types import Csr, index_dtype
+from jaxsparse_fmt._dtypes import index_dtype
+from jaxsparse_fmt._types import Csr
 from jaxsparse_fmt.core.kept import Kept
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.merging import prefix_length

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import scipy.sparse as sp
 
-from jaxsparse_fmt._types import whole_number
+from jaxsparse_fmt._arguments import whole_number
 
 
 def holstein_hubbard(

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import scipy.sparse as sp
 
-from jaxsparse_fmt._types import whole_number
+from jaxsparse_fmt._arguments import whole_number
 
 
 def adaptive_poisson(n: int, levels: int = 3, bodies: int = 10, seed: int = 0) -> sp.csr_array:

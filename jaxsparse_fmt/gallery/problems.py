@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from jaxsparse_fmt._types import index_dtype, whole_number
+from jaxsparse_fmt._arguments import whole_number
+from jaxsparse_fmt._dtypes import index_dtype
 
 
 def poisson(n: int | Sequence[int], dim: int = 3) -> sp.csr_array:

@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 import scipy
 
-from jaxsparse_fmt._types import Csr, index_dtype, replacing
+from jaxsparse_fmt._dtypes import index_dtype
+from jaxsparse_fmt._files import replacing
+from jaxsparse_fmt._types import Csr
 
 VERSION = 4
 DTYPES = {np.dtype(letter).name for letter in "?bhilqBHILQefdgFDG"} | {"bfloat16"}

@@ -13,7 +13,7 @@ import numpy as np
 import scipy
 from numpy.typing import ArrayLike
 
-from jaxsparse_fmt._types import replacing
+from jaxsparse_fmt._files import replacing
 from jaxsparse_fmt.io.matrix_market import parse
 from jaxsparse_fmt.io.mtx_entries import fault
 

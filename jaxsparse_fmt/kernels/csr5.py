@@ -23,7 +23,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxsparse_fmt._types import Array, index_dtype
+from jaxsparse_fmt._dtypes import index_dtype
+from jaxsparse_fmt._types import Array
 from jaxsparse_fmt.kernels import coordinates
 from jaxsparse_fmt.kernels.backends import launch, pairs, selection, tuning
 from jaxsparse_fmt.kernels.backends.pairs import where, widened

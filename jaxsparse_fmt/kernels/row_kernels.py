@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxsparse_fmt._types import Array, index_dtype, x64_enabled
+from jaxsparse_fmt._dtypes import index_dtype, x64_enabled
+from jaxsparse_fmt._types import Array
 from jaxsparse_fmt.kernels.backends import launch, pairs, tuning
 from jaxsparse_fmt.kernels.coordinates import accumulator
 from jaxsparse_fmt.kernels.layout.address import Bisected, Slices, Subwarp

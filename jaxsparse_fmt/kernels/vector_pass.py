@@ -19,7 +19,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxsparse_fmt._types import Array, index_dtype
+from jaxsparse_fmt._dtypes import index_dtype
+from jaxsparse_fmt._types import Array
 from jaxsparse_fmt.kernels.backends import launch, tuning
 
 

@@ -13,16 +13,10 @@ import numpy as np
 from jax import Array, lax
 from jax.core import Tracer
 
-from jaxsparse_fmt._types import (
-    as_floating,
-    floating_dtype,
-    nearest,
-    owned,
-    readable_bytes,
-    real_number,
-    standard_promotion,
-    whole_number,
-)
+from jaxsparse_fmt._arguments import as_floating, owned, real_number, whole_number
+from jaxsparse_fmt._dtypes import floating_dtype
+from jaxsparse_fmt._text import nearest, readable_bytes
+from jaxsparse_fmt._tracing import standard_promotion
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from jaxsparse_fmt.formats import memory
 from solvers.core.diagonal import Diagonal

@@ -7,7 +7,9 @@ import numpy as np
 from jax import Array
 from jax.sharding import PartitionSpec
 
-from jaxsparse_fmt._types import as_vector, pytree, standard_promotion
+from jaxsparse_fmt._arguments import as_vector
+from jaxsparse_fmt._pytrees import pytree
+from jaxsparse_fmt._tracing import standard_promotion
 from jaxsparse_fmt.core.basis import Basis
 
 

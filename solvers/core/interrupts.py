@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from jax.core import Tracer
 
-from jaxsparse_fmt._types import in_trace, is_on_cpu
+from jaxsparse_fmt._tracing import in_trace, is_on_cpu
 from jaxsparse_fmt.kernels.backends import jax_versions
 
 SHORTEST, LONGEST, PART = 1e-5, 5e-3, 1 / 50  # seconds of a pause, and its part of the time waited so far

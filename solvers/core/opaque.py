@@ -17,7 +17,7 @@ from jax import Array
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
-from jaxsparse_fmt._types import standard_promotion
+from jaxsparse_fmt._tracing import standard_promotion
 
 Leaves = tuple[Any, ...]
 

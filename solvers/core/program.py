@@ -17,7 +17,7 @@ from jax import Array
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 from jax.sharding import PartitionSpec
 
-from jaxsparse_fmt._types import pytree
+from jaxsparse_fmt._pytrees import pytree
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import Basis
 from jaxsparse_fmt.kernels.backends import jax_versions

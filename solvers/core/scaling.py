@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxsparse_fmt._types import pytree
+from jaxsparse_fmt._pytrees import pytree
 from jaxsparse_fmt.core import vector_passes
 from solvers.core.vectors import squares
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jaxsparse_fmt._types import pytree
+from jaxsparse_fmt._pytrees import pytree
 from jaxsparse_fmt.core import mesh_axes, vector_passes
 from jaxsparse_fmt.core.vector_passes import Number, Parts, Pass
 from solvers.core import scaling, vectors

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import scipy
 
-from jaxsparse_fmt._types import check_keeps_imaginary, floating_dtype, standard_promotion
+from jaxsparse_fmt._dtypes import check_keeps_imaginary, floating_dtype
+from jaxsparse_fmt._tracing import standard_promotion
 from solvers.core import arguments
 
 

@@ -21,7 +21,9 @@ import scipy
 from jax import Array, lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxsparse_fmt._types import Target, check_keeps_imaginary, pytree
+from jaxsparse_fmt._dtypes import check_keeps_imaginary
+from jaxsparse_fmt._pytrees import pytree
+from jaxsparse_fmt._types import Target
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.distributed.build import assemble
 from jaxsparse_fmt.distributed.common_format import Request, in_one_format

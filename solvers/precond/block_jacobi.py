@@ -18,7 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jaxsparse_fmt._types import brief, exportable, owned, pytree, standard_promotion
+from jaxsparse_fmt._arguments import owned
+from jaxsparse_fmt._pytrees import brief, exportable, pytree
+from jaxsparse_fmt._tracing import standard_promotion
 from jaxsparse_fmt.distributed.halo import Exchange
 from solvers.core import arguments
 from solvers.core.diagonal import operand

@@ -14,7 +14,8 @@ import numpy as np
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 
-from jaxsparse_fmt._types import brief, exportable, pytree, standard_promotion
+from jaxsparse_fmt._pytrees import brief, exportable, pytree
+from jaxsparse_fmt._tracing import standard_promotion
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from solvers.core import arguments
 from solvers.core.diagonal import operand

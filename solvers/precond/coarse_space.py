@@ -22,7 +22,10 @@ import scipy
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 
-from jaxsparse_fmt._types import brief, concrete, exportable, floating_dtype, owned, pytree, standard_promotion
+from jaxsparse_fmt._arguments import owned
+from jaxsparse_fmt._dtypes import floating_dtype
+from jaxsparse_fmt._pytrees import brief, exportable, pytree
+from jaxsparse_fmt._tracing import concrete, standard_promotion
 from jaxsparse_fmt.convert import from_scipy
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from jaxsparse_fmt.kernels.cpu import aggregation

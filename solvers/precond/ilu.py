@@ -5,7 +5,8 @@ from typing import Any
 
 import jax
 
-from jaxsparse_fmt._types import brief, exportable, pytree, standard_promotion
+from jaxsparse_fmt._pytrees import brief, exportable, pytree
+from jaxsparse_fmt._tracing import standard_promotion
 from solvers import factors
 from solvers.core import arguments
 from solvers.precond import _checks as checks

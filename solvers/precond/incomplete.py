@@ -17,7 +17,9 @@ import numpy as np
 import scipy
 from jax import Array, lax
 
-from jaxsparse_fmt._types import Csr, brief, concrete, exportable, is_on_cpu, pytree, standard_promotion
+from jaxsparse_fmt._pytrees import brief, exportable, pytree
+from jaxsparse_fmt._tracing import concrete, is_on_cpu, standard_promotion
+from jaxsparse_fmt._types import Csr
 from jaxsparse_fmt.algebra import patterns
 from jaxsparse_fmt.convert import from_scipy
 from jaxsparse_fmt.core.triangular import Triangle

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxsparse_fmt._types import as_floating, brief, exportable, pytree
+from jaxsparse_fmt._arguments import as_floating
+from jaxsparse_fmt._pytrees import brief, exportable, pytree
 from solvers.core import arguments
 from solvers.core.diagonal import Diagonal
 from solvers.precond import _checks as checks

@@ -24,16 +24,11 @@ import scipy
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 
-from jaxsparse_fmt._types import (
-    concrete,
-    exportable,
-    floating_dtype,
-    pytree,
-    readable_bytes,
-    real_number,
-    requested_dtype,
-    standard_promotion,
-)
+from jaxsparse_fmt._arguments import real_number
+from jaxsparse_fmt._dtypes import floating_dtype, requested_dtype
+from jaxsparse_fmt._pytrees import exportable, pytree
+from jaxsparse_fmt._text import readable_bytes
+from jaxsparse_fmt._tracing import concrete, standard_promotion
 from jaxsparse_fmt.convert import from_scipy
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis

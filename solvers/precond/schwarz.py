@@ -21,7 +21,10 @@ import scipy.sparse
 from jax import Array
 from jax.sharding import PartitionSpec
 
-from jaxsparse_fmt._types import Csr, Target, as_vector, brief, pytree, standard_promotion
+from jaxsparse_fmt._arguments import as_vector
+from jaxsparse_fmt._pytrees import brief, pytree
+from jaxsparse_fmt._tracing import standard_promotion
+from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.convert import from_scipy
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from jaxsparse_fmt.core.triangular import Triangle

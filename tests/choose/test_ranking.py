@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 import jaxsparse_fmt as jsf
 from benchmarks import suite
 from jaxsparse_fmt import convert
-from jaxsparse_fmt._types import CsrArrays, Target, readable_bytes
+from jaxsparse_fmt._text import readable_bytes
+from jaxsparse_fmt._types import CsrArrays, Target
 from jaxsparse_fmt.choose import ranking
 from jaxsparse_fmt.formats import building, footprint, memory, statistics
 from jaxsparse_fmt.kernels.backends import selection

@@ -16,7 +16,6 @@ from jaxsparse_fmt.cli import main
 from jaxsparse_fmt.io import files
 
 ROOT = pathlib.Path(__file__).parents[2]
-POSIX = pytest.mark.skipif(os.name != "posix", reason="signals, pipes and devices of POSIX")
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +51,6 @@ def test_an_interruption_while_importing_is_one_line(small):
 
 @pytest.mark.deep
 @pytest.mark.clock
-@POSIX
 def test_an_interruption_while_solving_ends_the_process_at_once(tmp_path):
     n = 150_000  # as many steps as unknowns: a minute and more
     lines = [f"{i} {i} 2\n" for i in range(1, n + 1)] + [f"{i + 1} {i} -1\n" for i in range(1, n)]
@@ -73,7 +71,6 @@ def test_an_interruption_while_solving_ends_the_process_at_once(tmp_path):
     assert os.listdir(tmp_path) == ["path.mtx"]
 
 
-@POSIX
 @pytest.mark.parametrize("lost", ["full", "closed"])
 def test_output_that_is_lost_is_told_in_one_line(small, lost):
     if lost == "full":

@@ -3,7 +3,7 @@
 import sys
 
 from jaxsparse_fmt import gallery
-from jaxsparse_fmt._types import readable_bytes
+from jaxsparse_fmt._text import readable_bytes
 from jaxsparse_fmt.choose import ranking
 from jaxsparse_fmt.cli import tables
 from tests.cli.conftest import Terminal

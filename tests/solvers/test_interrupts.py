@@ -109,7 +109,6 @@ def answer(name, S, A, b):
 
 
 @pytest.mark.deep
-@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
 @pytest.mark.parametrize("name", [*QUESTIONS, "product where Numba compiles"])
 def test_an_interrupted_call_raises_or_is_right_and_so_is_the_next(name, rng, tmp_path):
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("XLA_", "JAX_COMPILATION"))}
@@ -171,7 +170,6 @@ if what == "shards":
 
 
 @pytest.mark.deep
-@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
 @pytest.mark.clock
 @pytest.mark.parametrize(
     ("what", "said"),

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import jax
 
-from jaxsparse_fmt._types import check_choice
+from jaxsparse_fmt._arguments import check_choice
 
 BACKENDS = ("auto", "triton", "mosaic", "numba", "xla", "interpret")
 

@@ -39,7 +39,7 @@ from jaxsparse_fmt.kernels.cpu.abi import OPERANDS, SIZES, TARGET
 
 WORD = ir.IntType(64)
 HALF = ir.IntType(32)
-YIELD = "SwitchToThread" if sys.platform == "win32" else "sched_yield"
+YIELD = "sched_yield"
 # The words of a job: the next piece, the address of how many are done, how many there are, how many threads still hold
 # the job (the last of them frees it, perhaps long after the call), and the frame.
 NEXT, DONE, COUNT, HOLDERS, FRAME, JOB_WORDS = range(6)

@@ -25,12 +25,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from jaxsparse_fmt._types import exposed, make_private, read_private, user_cache, write_private
+from jaxsparse_fmt._files import exposed, make_private, read_private, user_cache, write_private
 
 DIGEST = 16  # bytes
 # What the code of a C function of Numba refers to besides Python's interface. Only an exception in a kernel would call
 # Numba's own functions, and kernels raise none.
-FROM_C = {"malloc", "free", "sched_yield", "SwitchToThread", "memset", "memcpy", "memmove"}
+FROM_C = {"malloc", "free", "sched_yield", "memset", "memcpy", "memmove"}
 FROM_NUMBA = {
     *("numba_gil_ensure", "numba_gil_release", "numba_do_raise", "numba_unpickle"),
     *("numba_runtime_build_excinfo_struct", "NRT_Free", "NRT_MemInfo_call_dtor", "NRT_incref", "NRT_decref"),
@@ -154,8 +154,7 @@ def _linked(name: str, content: bytes) -> int:
     if _digest(name, rest) != digest:
         raise ValueError("a damaged file, or one of another name")
     function, _, code = rest.partition(b"\0")
-    libc = ctypes.cdll.msvcrt if sys.platform == "win32" else ctypes.CDLL(None)
-    stand_in = ctypes.cast(libc.abort, ctypes.c_void_p).value
+    stand_in = ctypes.cast(ctypes.CDLL(None).abort, ctypes.c_void_p).value
     for symbol in FROM_NUMBA:  # until Numba is imported, which adds its own
         if binding.address_of_symbol(symbol) is None:
             binding.add_symbol(symbol, stand_in)

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxsparse_fmt._types import index_dtype
+from jaxsparse_fmt._dtypes import index_dtype
 
 Arrays: TypeAlias = Mapping[str, Any]
 

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxsparse_fmt._types import index_dtype
+from jaxsparse_fmt._dtypes import index_dtype
 from jaxsparse_fmt.kernels.layout.address import Address, Arrays, Jagged, Walk, take
 
 PADDING = 0xFFFF  # the delta of a padded place

@@ -20,7 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxsparse_fmt._types import Array, index_dtype
+from jaxsparse_fmt._dtypes import index_dtype
+from jaxsparse_fmt._types import Array
 from jaxsparse_fmt.kernels.layout.address import Arrays, take, when_run
 
 MARK, NARROW_PADDING = 0x8000, 0x7FFF  # of a delta

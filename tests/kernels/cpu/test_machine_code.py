@@ -9,7 +9,7 @@ import threading
 import pytest
 
 import jaxsparse_fmt as jsf
-from jaxsparse_fmt import _types
+from jaxsparse_fmt import _files
 from jaxsparse_fmt.kernels.cpu import machine_code
 from tests.oracle import wide
 from tests.process import printed
@@ -112,7 +112,6 @@ def test_numba_compiles_where_no_interrupt_is_raised_and_the_caller_can_be_inter
 # What follows forges a file by compiling another function under the same name: whoever can write a file can do that.
 MAKE = "def make():\n    n = number\n    return (lambda: n), 'int64()'\n"
 GOOD, FORGED = 1, 666
-posix = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="Windows does not tell by modes who may write")
 
 
 @pytest.fixture
@@ -147,7 +146,6 @@ def set_mode(path, mode):
     os.chmod(path, mode)  # unlike mkdir and open without regard to the umask
 
 
-@posix
 @pytest.mark.parametrize("mode", [0o777, 0o775, 0o1777])
 @pytest.mark.parametrize("weak", ["kept", ""])
 def test_a_forged_file_where_others_can_write_does_not_run(answer, tmp_path, weak, mode):
@@ -166,7 +164,6 @@ def test_a_forged_file_where_others_can_write_does_not_run(answer, tmp_path, wea
     assert [*kept.iterdir()] == [file] and file.read_bytes() == forged  # nothing is kept there
 
 
-@posix
 @pytest.mark.parametrize("weakness", ["group", "all", "link", "owner"])
 def test_a_forged_file_in_a_good_folder_does_not_run_and_is_replaced(answer, tmp_path, monkeypatch, weakness):
     kept = tmp_path / "kept"
@@ -197,7 +194,6 @@ def test_a_kernel_under_the_name_of_another_does_not_run(answer, tmp_path):
     assert answer(3, tmp_path / "two", "b") == 3
 
 
-@posix
 @pytest.mark.parametrize("umask", [0o000, 0o002, 0o022, 0o077])
 def test_what_is_kept_under_any_umask_is_read_again(answer, tmp_path, umask):
     before = os.umask(umask)
@@ -207,7 +203,6 @@ def test_what_is_kept_under_any_umask_is_read_again(answer, tmp_path, umask):
         os.umask(before)
 
 
-@posix
 def test_links_on_the_way_to_a_folder_are_followed_part_by_part(tmp_path):
     good, shared = tmp_path / "good", tmp_path / "shared"
     for folder in (good, shared, shared / "below"):
@@ -215,17 +210,16 @@ def test_links_on_the_way_to_a_folder_are_followed_part_by_part(tmp_path):
     (good / "link").symlink_to("../shared/below")
     (good / "here").symlink_to(good)
     (shared / "link").symlink_to(good)
-    assert not any(map(_types.exposed, (good, good / "link", good / "here" / "here", shared / "link" / "link" / "..")))
+    assert not any(map(_files.exposed, (good, good / "link", good / "here" / "here", shared / "link" / "link" / "..")))
     set_mode(shared, 0o777)
     told = f"others can write to {shared} (chmod go-w '{shared}' ends that)"
-    assert _types.exposed(good / "link").replace("good/../", "") == told
-    assert _types.exposed(shared / "link") == told  # others choose where it leads
-    assert _types.exposed(good / "here" / "here") == ""
+    assert _files.exposed(good / "link").replace("good/../", "") == told
+    assert _files.exposed(shared / "link") == told  # others choose where it leads
+    assert _files.exposed(good / "here" / "here") == ""
     set_mode(shared, 0o1777)
-    assert _types.exposed(shared / "below") == _types.exposed(good / "link") == "" != _types.exposed(shared)
+    assert _files.exposed(shared / "below") == _files.exposed(good / "link") == "" != _files.exposed(shared)
 
 
-@posix
 def test_a_folder_of_pythons_own_files_stays_readable_for_all(tmp_path, monkeypatch):
     cache = tmp_path / "__pycache__"
     monkeypatch.setattr(machine_code, "_folders", lambda: iter([cache]))

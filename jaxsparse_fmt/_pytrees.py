@@ -1,0 +1,86 @@
+"""Dataclasses as pytrees, as what `jax.export` writes, and as one line of text."""
+
+import ast
+import dataclasses
+import operator
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import jax
+import jax.export
+import jax.numpy as jnp
+
+from jaxsparse_fmt._text import readable_bytes
+
+Class = TypeVar("Class", bound=type[Any])
+
+
+def pytree(cls: Class, leaves: Iterable[str] | None = None) -> Class:
+    """Makes a dataclass a pytree.
+
+    In place of `jax.tree_util.register_dataclass`: in JAX 0.10 and 0.11 the trees of two classes that it registered are
+    equal if their static fields are (their hashes differ), and about one of a hundred calls with one class then runs a
+    program that was compiled for the other. The flattening below costs 0.5 µs more than JAX's own.
+
+    Args:
+      leaves: the fields that hold arrays or pytrees; the rest is static, hashed and compared. None: all fields but
+        those with the metadata {"static": True}.
+    """
+    fields = dataclasses.fields(cls)
+    names = {f.name for f in fields if not f.metadata.get("static")} if leaves is None else set(leaves)
+    data = tuple(f.name for f in fields if f.name in names)
+    static = tuple(f.name for f in fields if f.name not in names)
+    keys = tuple(map(jax.tree_util.GetAttrKey, data))
+    data_of, static_of = _attributes(data), _attributes(static)
+
+    def flatten_with_keys(self: Any) -> Any:
+        return zip(keys, data_of(self), strict=True), static_of(self)
+
+    def flatten(self: Any) -> Any:
+        return data_of(self), static_of(self)
+
+    def unflatten(static_values: Any, data_values: Any) -> Any:  # without `__init__`: the leaves may be anything
+        self = object.__new__(cls)
+        self.__dict__.update(zip(data, data_values, strict=True))
+        self.__dict__.update(zip(static, static_values, strict=True))
+        return self
+
+    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
+    return cls
+
+
+def _attributes(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
+    if len(names) > 1:
+        return operator.attrgetter(*names)
+    return lambda self: tuple(getattr(self, name) for name in names)
+
+
+def exportable(cls: Class) -> Class:
+    """Registers a dataclass pytree as an input and output of programs that `jax.export` serializes.
+
+    Its static fields must be Python literals: numbers, strings, None, and tuples of them. A process that loads such a
+    program must have imported the class.
+    """
+    jax.export.register_pytree_node_serialization(
+        cls,
+        serialized_name=f"{cls.__module__.partition('.')[0]}.{cls.__qualname__}",
+        serialize_auxdata=lambda static: repr(static).encode(),
+        deserialize_auxdata=lambda written: ast.literal_eval(written.decode()),
+    )
+    return cls
+
+
+def brief(cls: Class) -> Class:
+    """Gives a pytree with a shape and a dtype a `repr` of one line, `<jacobi 16×16, float32, 64 B>`."""
+    name = re.sub("(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+
+    def __repr__(self: Any) -> str:
+        leaves = jax.tree.leaves(self)
+        if not leaves or not all(hasattr(leaf, "nbytes") for leaf in leaves):  # of jax.tree.map
+            return f"<{name}, leaves {leaves}>"
+        rows, cols = self.shape
+        return f"<{name} {rows}×{cols}, {jnp.dtype(self.dtype).name}, {readable_bytes(sum(a.nbytes for a in leaves))}>"
+
+    cls.__repr__ = __repr__  # pyright: ignore[reportAttributeAccessIssue]
+    return cls
