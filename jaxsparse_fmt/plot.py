@@ -177,7 +177,7 @@ def _axes(ax: Axes | None) -> Axes:
     import matplotlib
     from matplotlib import pyplot
 
-    matplotlib.get_backend()  # chosen here, else in the context, after which a notebook forgets how it shows figures
+    pyplot.draw_if_interactive()  # loads the backend, whose settings the context below would take back
     unset = {k: v for k, v in STYLE.items() if matplotlib.rcParams[k] == matplotlib.rcParamsDefault[k]}
     with matplotlib.rc_context(unset):  # what the user has set stays
         return pyplot.subplots(layout="constrained")[1]

@@ -11,6 +11,7 @@ from jaxsparse_fmt import gallery, plot
 from jaxsparse_fmt.convert import canonical
 from solvers import cg
 from tests import zoo
+from tests.process import printed
 
 pytest.importorskip("matplotlib")
 
@@ -72,3 +73,32 @@ def test_without_matplotlib_the_message_says_what_to_install(monkeypatch):
     monkeypatch.setattr(plot.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"pip install 'jaxsparse\[plot\]'"):
         plot.spy(gallery.poisson(2))
+
+
+NOTEBOOK = """
+import sys, types, matplotlib
+backend = types.ModuleType("inline")
+
+class Loader:  # as the backend of notebooks, which makes matplotlib interactive when it is imported
+    def create_module(self, spec): return None
+    def exec_module(self, module):
+        from matplotlib.backends import backend_agg
+        module.FigureCanvas = backend_agg.FigureCanvasAgg
+        matplotlib.rcParams["interactive"] = True
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "inline":
+            from importlib.machinery import ModuleSpec
+            return ModuleSpec(name, Loader())
+
+sys.meta_path.insert(0, Finder())
+import jaxsparse_fmt as jsf
+for _ in range(2):
+    jsf.plot.spy(jsf.gallery.poisson(3))
+    print(matplotlib.is_interactive())
+"""
+
+
+def test_the_settings_of_a_notebooks_backend_outlive_the_first_picture():
+    assert printed("-W", "ignore", "-c", NOTEBOOK, MPLBACKEND="module://inline").split() == ["True", "True"]
