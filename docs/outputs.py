@@ -5,10 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from kept import ROOT, kept
+from kept import KEPT, ROOT, kept
 
 STYLE = ROOT / "docs/matplotlibrc"
 INKS = {"light": "#303030", "dark": "#e0e0e0"}
+# Compiling is most of an example's time, and most of its programs survive a change of the packages.
+PROGRAMS = {"JAX_COMPILATION_CACHE_DIR": str(KEPT / "xla"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
 # How a program is asked to draw.
 ASKED = {"savefig(sys.argv[1])": [], "savefig(args.picture)": ["--picture"]}
 
@@ -23,8 +25,8 @@ def _run(path: Path, folder: Path) -> None:
     for sign, option in ASKED.items():
         if sign in source:
             command += [*option, str(folder / "picture.svg")]
-    settings = {"PYTHONPATH": str(ROOT), "MATPLOTLIBRC": str(STYLE)}
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | settings, capture_output=True, text=True)
+    settings = PROGRAMS | os.environ | {"PYTHONPATH": str(ROOT), "MATPLOTLIBRC": str(STYLE)}
+    done = subprocess.run(command, cwd=ROOT, env=settings, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{path.name} failed:\n{done.stderr}")
     (folder / "printed.txt").write_text(done.stdout, encoding="utf-8")
