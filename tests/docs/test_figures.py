@@ -53,8 +53,6 @@ def sentences() -> list[tuple[str, str]]:
     plain, coarse = (figures.row_of("solvers_h100", problem="27-point × 3 dof 64³", method=m) for m in REFINED)
     worst = min(row["ratio"] for row in unseen)
     earlier, held_out = figures.speeds(of_h200), figures.speeds(unseen)
-    profile = figures.row_of("overlap_2xh200", mode="overlap")
-    hidden, idle, step, sums = (profile[key] for key in ("hidden", "idle µs", "µs a step", "reduction µs"))
     on_several = figures.rows_of("scaling_4xh200", section="multigrid")
     setups = [f"{row['set-up s']:.1f}" for row in on_several]
     counts = [str(row["iterations"]) for row in on_several]
@@ -83,8 +81,6 @@ def sentences() -> list[tuple[str, str]]:
         ("README.md", f"takes {start:.1f} ms to start, a `cg` step {little['µs a step']:.1f} µs or more"),
         ("README.md", f"moves its bytes at {min(shares):.2f} of the copy bandwidth"),
         ("docs/performance.md", f"the means would be {before[0]:.2f} and {before[1]:.2f}"),
-        ("docs/performance.md", f"{hidden:.2f} of the exchange ran beside"),
-        ("docs/performance.md", f"ran for {idle:.0f} of the {step:.0f} µs of a step, and the sums took {sums:.0f}"),
         (
             "docs/measurements.md",
             f"(performance.md#products-on-a-gpu) has {graph['float32']:.2f} and {graph['float64']:.2f}",
