@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.io
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
@@ -55,7 +56,7 @@ def systems(scale: float) -> Iterator[tuple[str, Any]]:
         yield name, sp.csr_array(make(scale))
     folders = [os.environ.get(name) for name in ("JAXSPARSE_MATRICES", "JAXSPARSE_CASES")]
     for path in (path for folder in folders if folder for path in sorted(pathlib.Path(folder).glob("*.mtx*"))):
-        S = sp.csr_array(jsf.io.read_mtx(path))
+        S = sp.csr_array(scipy.io.mmread(path))
         if S.shape[0] == S.shape[1] <= LARGE * scale:
             yield path.name.partition(".")[0], S.astype(np.result_type(S.dtype, float))
 

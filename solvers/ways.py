@@ -350,7 +350,7 @@ def run(trial: Trial, queue: list[Trial], M: Any, A: Any, b: Any, x0: Any, setti
         given["maxiter"] = _most(trial, facts)
     if way.method == "lsmr":
         return by_lsmr(A, b, x0, given)
-    if facts.tries and step > 0 and isinstance(settings["M"], str):
+    if facts.tries and step > 0 and way.M not in (None, GIVEN):
         others = [other.seconds for other in queue if other.way.has_set_up and not other.cost.is_floor]
         given["budget"] = max(min(others) / step, 1) if others else np.inf
     if x0 is None and facts.tries and way.M in ("multigrid", "ilu"):
