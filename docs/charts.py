@@ -224,6 +224,10 @@ def solves(what: str) -> Panel:
 
 CHARTS: dict[str, tuple[str, Callable[[], Iterable[Panel]]]] = {
     "products": ("speed of products by kind of matrix, against cuSPARSE and SciPy", lambda: [on_gpu(), on_cpu()]),
+    "solve": (
+        "times of solves with multigrid and of first calls, and those of others",
+        lambda: [multigrid(), first_calls()],
+    ),
     "products_gpu": ("speed of products on a GPU by kind of matrix, against cuSPARSE", lambda: [on_gpu()]),
     "products_cpu": ("speed of products on a CPU by kind of matrix, against SciPy", lambda: [on_cpu()]),
     "formats": ("speed of products by format, against cuSPARSE", lambda: [formats()]),
@@ -234,7 +238,7 @@ CHARTS: dict[str, tuple[str, Callable[[], Iterable[Panel]]]] = {
     "multigrid": ("times of multigrid, and PyAMG's", lambda: [multigrid()]),
     "first_calls": ("times of first calls, and those of jax.scipy and lineax", lambda: [first_calls()]),
 }
-OF_README = ("products",)
+OF_README = ("products", "solve")
 
 
 def main(folder: Path, names: Iterable[str]) -> None:
