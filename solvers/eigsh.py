@@ -118,11 +118,10 @@ def eigsh(
     if not k < ncv <= n:
         raise ValueError(f"ncv must be above k = {k} and at most n = {n}; got {ncv}")
     m = min(n, max(ncv, k + LEAST_NCV))
-    factors = None, None, None
-    if sigma is not None:
+    if sigma is None:
+        factors = None if M is None else pencils.inverse_of_mass(M), None, None
+    else:
         factors = pencils.shifted(A, M, sigma)
-    elif M is not None:
-        factors = pencils.inverse_of_mass(M), None, None
     own = limits(tol, maxiter)
     basis.agree(lambda: {"k": k, "which": which, "ncv": ncv, "tol": tol, "maxiter": maxiter})
     return _solve((k, which, m), (inner, M), basis, v0, factors, own)
@@ -221,19 +220,23 @@ def _run(
     v0 = jnp.where(largest == 0, noise, ratio(v0, largest))
     e_A = exponent(pencil.operator(v0))
     e_M = zero if pencil.M is None else exponent(pencil.mass(v0)) // 2 * 2
+
+    def random(state: State) -> Array:
+        numbers = noise * (2 + state.size + state.cycles)  # others for each row of each basis
+        return jnp.where(state.products == 0, v0, numbers - 2 * jnp.round(numbers / 2))
+
     operator = Operator(
         scaled_by(lambda v: pencil.seen(pencil.operator(v)), e_A),
         pencil.mass if pencil.M is None else scaled_by(pencil.mass, e_M),
         0.0 if shift is None else scaled(10 * jnp.finfo(real).eps * shift.scale(shift.sigma), e_A),
         shift is not None,
-        lambda state: jnp.where(state.products == 0, v0, noise_of(noise, state)),
+        random,
         (e_A, e_M),
     )
     never, none = jnp.array(jnp.inf, real), jnp.zeros((), real)
     arrays = jnp.zeros((m + 1, v0.size), v0.dtype), jnp.zeros((m + 1, m + 1), v0.dtype)
-    state = State(
-        *arrays, zero, jnp.bool_(True), none, zero, jnp.zeros(m + 1, real), never, never, zero + RUNNING, zero, zero
-    )
+    numbers = none, zero, jnp.zeros(m + 1, real), never, never, zero + RUNNING, zero, zero
+    state = State(*arrays, zero, jnp.bool_(True), *numbers)
 
     def cycle(state: State) -> State:
         state = lax.while_loop(lambda state: state.size <= m, functools.partial(_step, operator), state)
@@ -258,8 +261,7 @@ def _by_operator(pencil: Pencil, operator: Operator, limits: Limits, state: Stat
     lost = A_X - values * X
     size = norm(lost) if MX is X else jnp.sqrt(jnp.abs(dot(lost, operator.mass(lost))))
     over = jnp.max(ratio(size, limits.allowed(values, state.norm, TRUE + state.cycles)))
-    values, size = scaled(jnp.stack([values, size]), e_A)
-    unit = scaled(state.norm, e_A)
+    values, size, unit = *scaled(jnp.stack([values, size]), e_A), scaled(state.norm, e_A)
     if MX is X:
         return values, X, size, unit, over
     X = scaled(X, -e_M // 2)
@@ -291,10 +293,8 @@ def _step(operator: Operator, state: State) -> State:
     V, j, fresh = state.V, state.size, state.fresh
     i, row, eps = jnp.maximum(j - 1, 0), jnp.arange(V.shape[0]), jnp.finfo(V.dtype).eps
     last, random = lax.dynamic_index_in_dim(V, i, keepdims=False), operator.random(state)
-    if operator.is_inverse:
-        w = operator.apply(jnp.where(fresh, random, last))
-    else:
-        w = jnp.where(fresh, random, operator.apply(last))
+    w = operator.apply(jnp.where(fresh, random, last) if operator.is_inverse else last)
+    w = w if operator.is_inverse else jnp.where(fresh, random, w)
     once = matmul(jnp.conj(V), operator.mass(w))
     w = w - matmul(once, V)
     again = matmul(jnp.conj(V), operator.mass(w))
@@ -323,12 +323,6 @@ def _step(operator: Operator, state: State) -> State:
         code=code,
         products=state.products + 1,
     )
-
-
-def noise_of(noise: Array, state: State) -> Array:
-    """Another vector without a pattern for each row of each basis."""
-    numbers = noise * (2 + state.size + state.cycles)
-    return numbers - 2 * jnp.round(numbers / 2)
 
 
 def _restart(k: int, which: str, limits: Limits, operator: Operator, state: State) -> State:
