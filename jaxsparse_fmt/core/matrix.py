@@ -373,13 +373,14 @@ def _hidden(A: SparseMatrix) -> SparseMatrix:
 
 
 # Each product is one compiled call. Tracing it checks the arguments, so that a product outside jit costs only the call.
-@functools.partial(jax.jit, inline=True)
+# Inside jit it stays a call, of which JAX lowers the kernel once for all products with one matrix: 50 ms a kernel.
+@jax.jit
 @standard_promotion
 def _product(A: SparseMatrix, x: Array) -> Array:
     return form.product(A._without_values, A.values, _columns(A, x))
 
 
-@functools.partial(jax.jit, inline=True)
+@jax.jit
 @standard_promotion
 def _back(A: SparseMatrix, y: Array) -> Array:
     return form.transposed(A._without_values, A.values, _rows(A, y))

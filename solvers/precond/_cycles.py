@@ -10,7 +10,6 @@ V visits the next level once, W twice.
 import dataclasses
 from typing import Any, Self
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -35,12 +34,6 @@ class Level:
         return dataclasses.replace(self, A=self.A.T, R=self.P.T, P=self.R.T)
 
 
-@jax.jit
-def times(A: Any, x: Array) -> Array:
-    """A @ x. Of a function that is compiled JAX lowers one kernel for all its calls: lowering a kernel takes 50 ms."""
-    return A @ x
-
-
 def cycled(levels: tuple[Level, ...], coarse_inverse: Array, cycle: str, r: Array) -> Array:
     """x ≈ A⁻¹·r for the A of the first level."""
     if not levels:
@@ -48,9 +41,9 @@ def cycled(levels: tuple[Level, ...], coarse_inverse: Array, cycle: str, r: Arra
         return jnp.matmul(coarse_inverse, r, precision=lax.Precision.HIGHEST)
     level = levels[0]
     x, z, r = _smoothed(level, r)
-    r = r - times(level.A, z)
+    r = r - level.A @ z
     e = level.P @ _below(levels[1:], coarse_inverse, cycle, level.R @ r)
-    correction, _, _ = _smoothed(level, r - times(level.A, e))
+    correction, _, _ = _smoothed(level, r - level.A @ e)
     return x + e + correction
 
 
@@ -62,7 +55,7 @@ def _below(levels: tuple[Level, ...], coarse_inverse: Array, cycle: str, r: Arra
     def step(state: tuple[Array, Array], _: None) -> tuple[tuple[Array, Array], None]:
         x, r = state
         e = cycled(levels, coarse_inverse, cycle, r)
-        return (x + e, r - times(levels[0].A, e)), None
+        return (x + e, r - levels[0].A @ e), None
 
     return lax.scan(step, (jnp.zeros_like(r), r), length=2)[0][0]  # a loop: each level would double the program
 
@@ -71,7 +64,7 @@ def _smoothed(level: Level, r: Array) -> tuple[Array, Array, Array]:
     """x ≈ A⁻¹·r from zero, its last step z, and the residual before that step: r − A·x is this residual less A·z."""
     x = z = level.recurrence[0, 1] * rows_scaled(level.inverse_diagonal, r)
     for a, c in level.recurrence[1:]:
-        r = r - times(level.A, z)
+        r = r - level.A @ z
         z = a * z + c * rows_scaled(level.inverse_diagonal, r)
         x = x + z
     return x, z, r

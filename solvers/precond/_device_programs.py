@@ -102,13 +102,13 @@ def measured(A: Any, near: Array, unit: Array, n: Array) -> Known:
     unit = jnp.where(jnp.any(unit > 0), unit, jnp.abs(d))
     regular = jnp.abs(d) > NULL * unit
     inverse = jnp.where(regular, 1 / jnp.where(regular, d, 1), 0)
-    sums = _times(A.with_data(jnp.abs(data)), jnp.ones(size))
+    sums = A.with_data(jnp.abs(data)) @ jnp.ones(size)
     root, largest = jnp.sqrt(jnp.abs(inverse)), jnp.max(jnp.abs(data))
     noise = HERE.probe(d)
 
     across = jnp.zeros(size).at[jnp.where(live, col, size)].add(data * take(noise, row), mode="drop")
     # Comparisons find a NaN; the largest of numbers need not.
-    same = jnp.abs(_times(A, noise) - across) <= 1e-12 * largest + 1e-15 * jnp.max(sums)
+    same = jnp.abs(A @ noise - across) <= 1e-12 * largest + 1e-15 * jnp.max(sums)
     usual = jnp.all(same) & jnp.all(jnp.isfinite(data)) & jnp.all((d != 0) | (lax.iota(np.int32, size) >= n))
     usual &= jnp.all(jnp.isfinite(near))
     lengths = jnp.diff(ptr)
@@ -120,7 +120,7 @@ def measured(A: Any, near: Array, unit: Array, n: Array) -> Known:
 
     def step(state: tuple[Array, Array, Array], _: None) -> Any:
         before, v, beta = state
-        w = root * _times(A, root * v) - beta * before
+        w = root * (A @ (root * v)) - beta * before
         alpha = jnp.vdot(v, w)
         after, beta = normalized(w - alpha * v)
         return (v, after, beta), (alpha, beta)
@@ -129,12 +129,6 @@ def measured(A: Any, near: Array, unit: Array, n: Array) -> Known:
     _, (alphas, betas) = lax.scan(step, (jnp.zeros(size), start, jnp.zeros(())), length=LANCZOS_STEPS)
     most = jnp.max(jnp.abs(inverse) * sums), jnp.any(inverse < 0), largest, jnp.max(jnp.abs(inverse))
     return Known(d, inverse, sums, unit, jnp.concatenate([_stacked(*most, usual, *divides), alphas, betas]))
-
-
-@jax.jit
-def _times(A: Any, x: Array) -> Array:
-    """A @ x, whose kernel is lowered once for all calls in a program."""
-    return A @ x
 
 
 def _stacked(*numbers: Array) -> Array:
@@ -177,7 +171,7 @@ def prolonged(A: Any, near: Array, known: Known, agg: Array, count: Array, theta
     own = (row == col) & live
     # A' is A itself where the near-null vector is not the same at all points.
     kept = (_strong(A, row, known, theta) | own | jnp.any(near != near[0])) & live
-    weak = _times(A.with_data(jnp.where(kept, 0, data)), jnp.ones(n))
+    weak = A.with_data(jnp.where(kept, 0, data)) @ jnp.ones(n)
     scale = DAMPING / upper * inverse
     step = jnp.where(kept, -take(scale, row) * data, 0) + jnp.where(own, 1 - take(scale * weak, row), 0)
     # The columns of T are the normalized parts of the near-null vector: those of an aggregate are added in their order.

@@ -228,3 +228,15 @@ def test_a_gpu_dialect_off_the_gpu_says_what_to_use(A, backend):
 def test_one_program_lowers_for_cpu_and_gpu_at_once(A):
     text = lowered(lambda A, x: A @ x, A, np.ones(N_COLS), platforms=("cpu", "cuda"))
     assert any(name in text for name in SIGNATURES.values())
+
+
+def test_is_a_kernel_lowered_once_for_all_products_of_a_program_with_one_matrix():
+    S = jsf.gallery.poisson(20)
+    A, x, y = jsf.from_scipy(S, "dia"), jnp.ones(S.shape[0]), jnp.arange(S.shape[0]) / 8
+
+    def both(A, x, y):
+        return A @ x, A @ y
+
+    assert lowered(both, A, x, y).count(f"@__gpu${SIGNATURES['triton']}") == 1
+    for got, v in zip(jax.jit(both)(A, x, y), (x, y), strict=True):
+        np.testing.assert_allclose(got, S @ np.asarray(v), atol=1e-9)
