@@ -24,7 +24,7 @@ OPERATORS = "__abs__ __getitem__ __iter__ __len__ __matmul__ __mul__ __neg__ __r
 # Members without an underscore that only other modules of the two packages use.
 INTERNAL = {
     "SparseMatrix": "from_csr layout_options nbytes_read with_arrays",
-    "ShardedMatrix": "shards domain range data_basis told is_entered full_diagonal record",
+    "ShardedMatrix": "shards domain range data_basis told entered is_entered full_diagonal record",
     "Transposed": "A",
     "Solution": "code n_iterations",
     "EigenSolution": "code n_iterations n_products",
