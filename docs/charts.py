@@ -203,7 +203,9 @@ def multigrid() -> Panel:
     total = lambda case, side: of[case, side]["setup_cpu"] + of[case, side]["solve_cpu"]  # noqa: E731
     cases = [case for case, side in of if side == "PyAMG"]
     groups = [(case, [total(case, side) for side in ("ours, warm", "PyAMG")]) for case in cases]
-    return Panel(f"CPU time of multigrid, set-up and solve, {device('multigrid_cpu')}", ("here", "PyAMG"), groups, seconds)
+    return Panel(
+        f"CPU time of multigrid, set-up and solve, {device('multigrid_cpu')}", ("here", "PyAMG"), groups, seconds
+    )
 
 
 def first_calls() -> Panel:
