@@ -6,6 +6,9 @@ Every figure is of a process of its own, the median of three. The sides take tur
 falls on all of them. Peers solve with the same matrix, as a function v -> A @ v. "CPU" is the processor's time of the
 first call of the jitted function, from tracing to the answer; "of jax.scipy" is its ratio. The persistent cache is off
 unless a row says "kept": then an earlier process has filled it. Kernels of Numba are compiled before the first row.
+
+"Ways to compile" compares a jit of the user's, one with XLA's older emitters, and an eager call, which takes those by
+itself on a CPU. On a GPU the seconds that matter are those of the wall, which these rows have too.
 """
 
 import argparse
@@ -58,8 +61,11 @@ else:
     x_of = lambda A, b: solvers.{method}(A, b, rtol=1e-8).x
 loss = lambda data: jnp.sum(x_of(A.with_data(data), b) ** 2)
 d = jnp.ones_like(A.data)
+older = {{"xla_cpu_use_fusion_emitters": False}}
 f = {{
     "": lambda: jax.jit(x_of)(A, b),
+    "older": lambda: jax.jit(x_of, compiler_options=older)(A, b),
+    "eager": lambda: x_of(A, b),
     "grad": lambda: jax.jit(jax.grad(loss))(A.data),
     "hessian": lambda: jax.jit(lambda data: jax.jvp(jax.grad(loss), (data,), (d,)))(A.data),
 }}["{of}"]
@@ -85,6 +91,7 @@ for f in calls.values():
 least = lambda f: min(timeit.repeat(lambda: jax.block_until_ready(f()), number=100, repeat=7)) / 100
 print(json.dumps({name: least(f) for name, f in calls.items()}))
 """
+METHODS = ("cg", "bicgstab", "gmres", "minres", "idrs", "lsmr")
 SIDES = ("ours", "jax.scipy", "lineax")
 SOLVES = (("cg", ""), ("gmres", ""), ("bicgstab", ""), ("cg", "grad"), ("gmres", "grad"), ("cg", "hessian"))
 
@@ -120,6 +127,18 @@ def first_solves(rounds: int) -> list[Row]:
     return rows
 
 
+def ways(rounds: int) -> list[Row]:
+    """CPU and wall seconds of each method's first call, in a user's jit, with the older emitters, and eager."""
+    rows = []
+    for method in METHODS:
+        for of, name in (("", "jit"), ("older", "jit, older emitters"), ("eager", "eager")):
+            code = SOLVE.format(n=400, side="ours", method=method, of=of)
+            found = medians([child(code) for _ in range(rounds)])
+            rows.append({"call": method, "compiled by": name} | found)
+            report.log(f"{rows[-1]}")
+    return rows
+
+
 def others(rounds: int) -> list[Row]:
     code = SOLVE.format(n=1000, side="ours", method="cg", of="")
     with tempfile.TemporaryDirectory() as cache:
@@ -138,7 +157,7 @@ def others(rounds: int) -> list[Row]:
 def sections(args: argparse.Namespace) -> report.Sections:
     rounds = 1 if args.small else 3
     child(SOLVE.format(n=400, side="ours", method="cg", of="hessian"))  # Numba compiles
-    made = (("first calls, n = 400", first_solves), ("starts and warm calls", others))
+    made = (("first calls, n = 400", first_solves), ("ways to compile", ways), ("starts and warm calls", others))
     return report.provenance(), [(name, functools.partial(of, rounds)) for name, of in made]
 
 

@@ -86,8 +86,9 @@ def cg(
       M: an approximation of A⁻¹, positive definite: anything with `@`, a function r -> M·r, or the [n] numbers of a
         diagonal M.
       rtol, atol: stop when ‖b − A·x‖₂ ≤ max(rtol·‖b‖₂, atol), by the true residual. Where rounding errors hinder
-        that, as in float32 they often do, a solve that stagnates at their level ends as ROUNDED, a success: x is as
-        accurate as the dtype allows. An rtol below the dtype's eps asks for more, and ends with STAGNATION.
+        that, as in float32 they often do, a solve that stagnates at their level ends as ROUNDED, a success:
+        ‖b − A·x‖ ≤ 10·eps·(‖A‖·‖x‖ + ‖b‖) and ≤ eps^¼·‖b‖, so that x is as accurate as the dtype allows. An rtol below
+        eps asks for more, and ends with STAGNATION. Numbers below the dtype's smallest normal one count as zeros.
       maxiter: most iterations; None allows 10·n. A solve ends before where its residual grows beyond what rounding lets
         it recover from (DIVERGED), or A proves not symmetric while the residual does not fall.
       history: keep the residual norms; True keeps up to 10,000, a number keeps up to that many.

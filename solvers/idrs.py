@@ -21,7 +21,7 @@ from solvers.core.settings import Settings, solver
 from solvers.core.solve import solve
 from solvers.core.space import Space
 from solvers.core.stopping import RESTART, status_of
-from solvers.core.vectors import linear_combination, ratio
+from solvers.core.vectors import EXACT, linear_combination, ratio
 from solvers.solution import Solution, Status
 
 # The cosine of A·M·r and r below which the step along it is lengthened (Sleijpen and van der Vorst 1995).
@@ -129,4 +129,4 @@ def _combined(U: Array, c: Array) -> Array:
 
 
 def _onto(P: Array, v: Array) -> Array:
-    return jnp.einsum("in,n...->i...", P.reshape(P.shape[:2]).astype(v.dtype), v)
+    return jnp.einsum("in,n...->i...", P.reshape(P.shape[:2]).astype(v.dtype), v, precision=EXACT)

@@ -32,7 +32,7 @@ from solvers.core.scaling import Map, scaled
 from solvers.core.settings import Adjoint, Settings, settled, solver
 from solvers.core.space import exponent, largest, length, norm
 from solvers.core.stopping import RUNNING, Limits, Loop, is_rounding, recorded, status_of
-from solvers.core.vectors import adjoint_product, dot, ratio
+from solvers.core.vectors import adjoint_product, dot, ratio, times
 from solvers.solution import Solution, Status
 
 ROUNDING = 10  # times eps·‖A‖·‖b‖: normal residuals that are rounding
@@ -139,7 +139,7 @@ def _two_sided(A: Any, b: Array) -> tuple[tuple[Any, Any], Any, int]:
         A = A if jnp.issubdtype(A.dtype, jnp.inexact) else A.astype(float)
     dtype = A.dtype if hasattr(A, "dtype") else b.dtype
     if jax.tree_util.all_leaves([A]) and not isinstance(A, jax.Array):
-        return (lambda v: A @ v, lambda u: adjoint_product(A, u)), dtype, A.shape[1]
+        return (lambda v: times(A, v), lambda u: adjoint_product(A, u)), dtype, A.shape[1]
     return (A, None), dtype, A.shape[1]
 
 
@@ -151,7 +151,7 @@ def _compute(
     m, n = b.shape[0], n if back is not None else forth.shape[1]
     if back is None:
         A = arguments.prepared(forth, transposed=True)
-        forth, back = (lambda v: A @ v), (lambda u: adjoint_product(A, u))
+        forth, back = (lambda v: times(A, v)), (lambda u: adjoint_product(A, u))
     rows, shape = b, (n, *b.shape[1:])
     if damp is not None:
         # The damped problem is the plain one with λ·I below A and zeros below b.

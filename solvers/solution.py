@@ -15,7 +15,7 @@ from jaxsparse_fmt import _html
 from jaxsparse_fmt._pytrees import exportable, pytree
 from jaxsparse_fmt._tracing import standard_promotion
 from solvers.core.space import HERE, length
-from solvers.core.vectors import ratio
+from solvers.core.vectors import ratio, times
 
 
 class Status(enum.IntEnum):
@@ -212,9 +212,13 @@ class Solution(Outcome):
 
         A few units of the dtype's eps are as good as the dtype allows, whatever ‖b − A·x‖ / ‖b‖ is; ROUNDED stands for
         at most 10. One product with A estimates ‖A‖₂ from below. One number, or one for each column of b.
+
+        ValueError: b does not have the shape of A·x.
         """
         v = HERE.noise(self.x)
-        Av = A @ v if hasattr(A, "__matmul__") else A(v)
+        Av = times(A, v) if hasattr(A, "__matmul__") else A(v)
+        if jnp.shape(b) != (expected := (*Av.shape, *self.x.shape[1:])):
+            raise ValueError(f"b has shape {jnp.shape(b)}; A·x has {expected}")
         return ratio(self.residual_norm, ratio(length(Av), length(v)) * length(self.x) + length(jnp.asarray(b)))
 
     @property

@@ -54,7 +54,7 @@ def sweep_reference(numbers: tuple[Array, ...], vectors: tuple[Array, ...], what
 
 def inner_product(x: Array, y: Array) -> Array:
     """xᴴ·y, column by column."""
-    return jnp.vdot(x, y) if x.ndim == 1 else jnp.sum(jnp.conj(x) * y, axis=0)
+    return jnp.vdot(x, y, precision=lax.Precision.HIGHEST) if x.ndim == 1 else jnp.sum(jnp.conj(x) * y, axis=0)
 
 
 def sweep(numbers: tuple[Array, ...], vectors: tuple[Array, ...], what: Pass, backend: str):

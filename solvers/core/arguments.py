@@ -20,6 +20,7 @@ from jaxsparse_fmt._tracing import standard_promotion
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from jaxsparse_fmt.formats import memory
 from solvers.core.diagonal import Diagonal
+from solvers.core.vectors import times
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -219,7 +220,7 @@ def prepared(A: Any, transposed: bool) -> Any:
 
 
 def apply(A: Any, v: Array) -> Array:
-    return A(v) if is_function(A) else A @ v
+    return A(v) if is_function(A) else times(A, v)
 
 
 def over_columns(f: Any) -> Any:

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
 
 from jaxsparse_fmt.core import mesh_axes
@@ -133,20 +132,19 @@ def run(space: Space, method: Method, options: Options, system: System) -> tuple
     narrow, own = options.dtype or b.dtype, A if inner is None else inner
     v = space.probe(b) if method.self_adjoint else None
     Av = None if v is None else A(v)
-    unit, squared, *of_A = unit_of(space, b, *(() if Av is None else (jnp.abs(Av),)))
-    # Entries of about 1, since squares of small numbers underflow: then ‖b‖ is about √n.
-    root_n = 2.0 ** min(round(np.log2(space.length_of(b)) / 2), 12)
-    unit, squared = unit / root_n, squared * root_n**2
-    b, b_norm = b / unit, jnp.sqrt(squared)
+    unit = unit_of(space, b)
+    b = b / unit
+    squared, *of_A = space.sums(squares(b), *(() if Av is None else (jnp.abs(Av),)))
+    b_norm = jnp.sqrt(squared)
     tolerance = jnp.maximum(limits.rtol * b_norm, limits.atol / unit).astype(b_norm.dtype)
     tolerance = jnp.minimum(tolerance, jnp.finfo(tolerance.dtype).max)  # which no infinite residual meets
     drop = jnp.maximum(limits.drop, jnp.finfo(narrow).eps / 16)  # a recursion that fell by more is rounding
     r, x = b, jnp.zeros_like(b)
     if x0 is not None:
         r, x, squared = unless_far(space, A, b, x0, unit, squared)
-    rule = stopping.Rule(space, method, options.dtype, A, M, b, unit, root_n, tolerance, limits.maxiter)
+    rule = stopping.Rule(space, method, options.dtype, A, M, b, unit, b_norm, tolerance, limits.maxiter)
     if v is not None and Av is not None:
-        rule = rule._replace(probe=stopping.Probe(v, Av, of_A[0].real / space.length_of(b)))
+        rule = rule._replace(probe=stopping.Probe(v, Av, of_A[0] / space.length_of(b)))
     # A refinement carries narrow vectors only, and computes many true residuals, each of which finds the best x.
     looks, real = inner is None and (method.iterate is x_of or method.least_squares), jnp.finfo(narrow).dtype
     most = jnp.asarray(stopping.MOST / jnp.finfo(real).eps, real)
@@ -160,7 +158,7 @@ def run(space: Space, method: Method, options: Options, system: System) -> tuple
         goal = jnp.maximum(tolerance, drop * outer.norm).astype(real)
 
         def now_of(loop: Loop) -> Now:
-            return Now(loop.k, loop.norm, loop.code, goal, most, limits.maxiter)
+            return Now(loop.k, loop.norm, loop.code, goal, limits.maxiter, None if looks else most)
 
         def x_at(loop: Loop) -> Array:
             return outer.x + method.iterate(M, loop.work).astype(b.dtype)
@@ -261,7 +259,8 @@ def steps(advance: Callable[[Loop], Loop], options: Options, unit: Any, unroll: 
         if number == 1:
             loop = advance(loop)
         else:
-            loop = lax.fori_loop(0, number, lambda _, loop: advance(loop), loop, unroll=min(number, unroll))
+            one = jax.jit(advance)  # so that JAX lowers the copies of an unrolled step once
+            loop = lax.fori_loop(0, number, lambda _, loop: one(loop), loop, unroll=min(number, unroll))
         if (progress := options.progress) is not None:
             called = lambda k, value: progress(int(k), float(value))  # noqa: E731
             k = jnp.max(loop.k)

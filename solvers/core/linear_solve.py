@@ -97,8 +97,9 @@ class Solve(opaque.Rules):
         if not mirrored:
             return _or_nan(self.adjoint, x, end, None, c)
         x, space = jnp.conj(x), outside(system.basis)
-        unit, squared = unit_of(space, c - self._product(system.A, c)(x))
-        end, limit = end._replace(norm=unit * jnp.sqrt(squared)), system.limits.rtol * end.b_norm
+        r = c - self._product(system.A, c)(x)
+        unit = unit_of(space, r)
+        end, limit = end._replace(norm=unit * space.norm(r / unit)), system.limits.rtol * end.b_norm
         return _or_nan(self.adjoint, x, end, limit, c)
 
     def _product(self, A: Any, like: Array) -> Map:

@@ -8,6 +8,7 @@ from jax import Array
 
 from solvers.core import arguments
 from solvers.core.diagonal import rows_scaled
+from solvers.core.vectors import times
 
 
 class Narrow(NamedTuple):
@@ -70,8 +71,8 @@ def narrowed(A: Any, values: Any, vectors: Any) -> Any:
         own = (own / scale[:, None]).astype(values)
     scale = scale.astype(vectors)
     if is_view:
-        return lambda v: own.T @ rows_scaled(scale, v)
-    return lambda v: rows_scaled(scale, own @ v)
+        return lambda v: times(own.T, rows_scaled(scale, v))
+    return lambda v: rows_scaled(scale, times(own, v))
 
 
 def cast(M: Any, dtype: Any) -> Any:

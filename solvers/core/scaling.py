@@ -10,7 +10,6 @@ from jax import Array, lax
 
 from jaxsparse_fmt._pytrees import pytree
 from jaxsparse_fmt.core import vector_passes
-from solvers.core.vectors import squares
 
 Map = Callable[[Array], Array]
 
@@ -69,25 +68,14 @@ def power_of_two(exponent: Array, dtype: Any) -> Array:
     return lax.bitcast_convert_type(lax.shift_left(biased, integers(places)), real)
 
 
-def unit_of(space: Any, v: Array, *rows: Array) -> tuple[Array, ...]:
-    """A power of two near ‖v‖₂, (‖v‖₂ over it)², and the sum of each row, by column and in one reduction.
-
-    Of the sums of squares of v, 2ˢ·v and 2⁻ˢ·v, one neither over- nor underflows (Blue 1978).
-    """
-    info = jnp.finfo(v.dtype)
-    real, s, half = info.dtype, 5 * info.maxexp // 8, info.maxexp // 2 - 1
-    least, middle, most, *sums = space.sums(*(squares(v * real.type(2.0**e)) for e in (s, 0, -s)), *rows)
-    is_large, is_small = ~(middle < jnp.inf), middle < float(info.tiny) / float(info.eps)
-    chosen = lambda large, small, other: jnp.where(is_large, large, jnp.where(is_small, small, other))  # noqa: E731
-    squared = chosen(most, least, middle)
-    size = jnp.sqrt(jnp.sqrt(squared)) * chosen(*(real.type(2.0 ** (e / 2)) for e in (s, -s, 0)))
-    places, bias, integers = _layout(real)  # √‖v‖, since ‖v‖ may lie beyond the dtype
+def unit_of(space: Any, v: Array) -> Array:
+    """The power of two below the largest magnitude of v, by column, as far as the dtype can scale."""
+    size = space.largest(v)
+    info = jnp.finfo(size.dtype)
+    places, bias, integers = _layout(info.dtype)
     bits = lax.bitcast_convert_type(size, integers) & integers(2 * bias + 1 << places)
-    bounds = (jnp.full_like(size, 2.0**e) for e in (6 - half, half))
-    power = lax.clamp(next(bounds), lax.bitcast_convert_type(bits, real), next(bounds))
-    unit = power * power
-    in_unit = chosen(*(real.type(2.0**e) for e in (s, -s, 0))) / unit
-    return unit, squared * in_unit * in_unit, *sums
+    least, most = (jnp.full_like(size, 2.0**e) for e in (8 - info.maxexp, info.maxexp - 8))
+    return lax.clamp(least, lax.bitcast_convert_type(bits, info.dtype), most)
 
 
 def _layout(dtype: Any) -> tuple[int, int, Any]:

@@ -146,21 +146,21 @@ class Now(NamedTuple):
     norm: Array
     code: Array
     goal: Any = None  # the norm at which the method ends
-    most: Any = None  # the norm above which it ends, too
     maxiter: Any = None
+    most: Any = None  # the norm above which it ends, too, if nothing else looks for a residual that blew up
 
     @property
     def active(self) -> Array:
         """Whether the method takes another step, by the residual norm of its recursion."""
         runs = self.code == RUNNING
-        if self.goal is None:
-            return runs
-        return runs & (self.norm > self.goal) & (self.norm <= self.most) & (self.k < self.maxiter)
+        if self.goal is not None:
+            runs &= (self.norm > self.goal) & (self.k < self.maxiter)
+        return runs if self.most is None else runs & (self.norm <= self.most)
 
     @property
     def numbers(self) -> tuple[Array, ...]:
         """Those that are not None."""
-        return self if self.goal is not None else self[:3]
+        return tuple(a for a in self if a is not None)
 
     def after(self, norm: Array, code: Array) -> Self:
         """The numbers after a step with this norm and code; as they were where the method is not active."""
@@ -218,7 +218,6 @@ class Rule(NamedTuple):
     Attributes:
       narrow: dtype of a refinement's inner vectors; None: no refinement.
       unit: a power of two; b is the user's over it.
-      b_norm: a number below ‖b‖ and near it.
       probe: for a self-adjoint method; else None.
     """
 
@@ -229,7 +228,7 @@ class Rule(NamedTuple):
     M: Map
     b: Array
     unit: Array
-    b_norm: float
+    b_norm: Array
     tolerance: Array
     maxiter: Array
     probe: Probe | None = None
@@ -422,14 +421,14 @@ def diagnosed(rule: Rule, outer: Outer) -> tuple[Array, Any]:
     return once_if(is_failure(outer.code), examined, (outer.code, Ax_norm), outer.x, outer.r, v)
 
 
-def is_rounding(code: Array, size: Array, Ax_norm: Array, b_norm: Any, tolerance: Array) -> Array:
+def is_rounding(code: Array, size: Array, Ax_norm: Array, b_norm: Array, tolerance: Array) -> Array:
     """Whether a solve stagnates at an x, of residual norm `size`, that solves a system which differs by rounding.
 
     The least relative change of A and b that makes x a solution is ‖r‖ / (‖A‖·‖x‖ + ‖b‖) (Rigal and Gaches 1967). A
     tolerance below the rounding unit of b asks for more, and a residual near ‖b‖ is no solution however large x is.
 
     Args:
-      Ax_norm: ‖A‖·‖x‖, from below as b_norm is.
+      Ax_norm: ‖A‖·‖x‖.
     """
     eps = jnp.finfo(size.dtype).eps
     limit = ROUNDED * eps * (Ax_norm + b_norm)

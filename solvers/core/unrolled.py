@@ -47,11 +47,10 @@ def run(space: Space, method: Method, options: Options, steps: int, system: Syst
     goal = lax.stop_gradient(jnp.maximum(tolerance, jnp.finfo(b.dtype).eps / 16 * first)).astype(first.dtype)
     r = jnp.where(first <= goal, space.probe(b), r)  # a system that takes no step needs any residual but zero
     initial = method.start(space, A, M, r, space.dot(r, r), None)
-    most = jnp.asarray(jnp.inf, first.dtype)
 
     def step(state, _):
         x, work, size, code, k = state
-        now = Now(k, size, code, goal, most, steps)
+        now = Now(k, size, code, goal, steps)
         active = now.active
         # A step that is not taken is computed all the same; its derivative is multiplied by zero and must be finite.
         safe = chosen(active, work, initial)

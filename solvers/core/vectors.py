@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from jaxsparse_fmt.core.vector_passes import inner_product
@@ -29,7 +30,12 @@ def squares(x: Array) -> Array:
 
 def adjoint_product(A: Any, v: Array) -> Array:
     """Aᴴ·v."""
-    return jnp.conj(A.T @ jnp.conj(v))
+    return jnp.conj(times(A.T, jnp.conj(v)))
+
+
+def times(A: Any, v: Array) -> Array:
+    """A·v, of a dense A in full precision."""
+    return jnp.matmul(A, v, precision=EXACT) if isinstance(A, (jax.Array, np.ndarray)) else A @ v
 
 
 @jax.jit

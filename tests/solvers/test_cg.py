@@ -208,7 +208,7 @@ def test_mapped_over_it_multiplies_with_the_kernel_still():
         ((np.eye(3), np.ones(3), np.ones(4)), {}, ValueError, r"x0 has shape \(4,\)"),
         ((np.eye(3), np.ones(0)), {}, ValueError, "b is empty"),
         ((sp.eye_array(3), np.ones(3)), {}, TypeError, "from_scipy"),
-        (("matrix", np.ones(3)), {}, TypeError, "got str"),
+        (("matrix", np.ones(3)), {}, TypeError, "got 'matrix'"),
         ((np.eye(3), np.ones(3)), {"rtol": -1}, ValueError, "rtol must be a number from 0 up; got -1"),
         ((np.eye(3), np.ones(3)), {"atol": float("nan")}, ValueError, "atol must be"),
         ((np.eye(3), np.ones(3)), {"maxiter": -1}, ValueError, "maxiter must be"),

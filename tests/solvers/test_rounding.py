@@ -97,3 +97,10 @@ def test_a_residual_that_is_not_small_beside_b_is_never_called_rounding(failing,
     near, beside = (is_rounding(*jnp.array([Status.STAGNATION, r, 1 / eps, 1, eps], dtype)) for r in (eps, 0.5))
     assert near and not beside  # however large x is
     assert direct(jsf.from_dense(S, dtype=dtype), np.ones(n, dtype)).status is not Status.ROUNDED
+
+
+@pytest.mark.parametrize("b", [np.ones(4), np.ones((3, 2))], ids=["longer", "columns"])
+def test_is_a_b_of_another_shape_refused_by_backward_error(b):
+    sol = cg(jnp.eye(3), np.ones(3))
+    with pytest.raises(ValueError, match=r"b has shape .*; A·x has"):
+        sol.backward_error(jnp.eye(3), b)
