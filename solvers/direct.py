@@ -238,16 +238,16 @@ def _by_host(A: Any, b: Array, x0: Any, settings: Any) -> Solution | None:
         b_norm, steps = _length(rhs), np.any(rhs != 0, axis=0).astype(np.int32)
         least = np.maximum(limits.rtol * b_norm, limits.atol)
         exact = found.solve(rhs, "N")
-        x = exact.astype(dtype)
-        size = _length(rhs - S @ x)
-        r, last = rhs - S @ exact, np.inf
-        while np.any(better := (size > least) & (_length(r) > least) & (_length(r) <= last / 2)):
+        x, r = exact.astype(dtype, copy=False), rhs - S @ exact
+        size_of_exact, last = _length(r), np.inf
+        size = size_of_exact if x is exact else _length(rhs - S @ x)
+        while np.any(better := (size > least) & (size_of_exact > least) & (size_of_exact <= last / 2)):
             if np.max(steps) >= limits.maxiter:
                 break
-            steps, last = steps + better, _length(r)
+            steps, last = steps + better, size_of_exact
             exact = exact + np.where(better, found.solve(r, "N"), 0)
             r, rounded = rhs - S @ exact, exact.astype(dtype)
-            rounded_size = _length(rhs - S @ rounded)
+            size_of_exact, rounded_size = _length(r), _length(rhs - S @ rounded)
             is_less = rounded_size < size
             x, size = np.where(is_less, rounded, x), np.where(is_less, rounded_size, size)
         code = np.zeros(size.shape, np.int32)
@@ -279,6 +279,9 @@ def _cause(host: Host, found: Any, x: np.ndarray, size: np.ndarray, b_norm: np.n
 
 def _length(a: np.ndarray) -> np.ndarray:
     """‖a‖₂ by column; no square over- or underflows."""
+    length = np.linalg.norm(a, axis=0)
+    if np.all((length > 1e-100) & (length < 1e100)):
+        return length
     size = np.max(np.abs(a), axis=0)
     return size * np.linalg.norm(a / np.where(size == 0, 1, size), axis=0)
 

@@ -307,8 +307,8 @@ def first_success(A: Any, b: Any, x0: Any, settings: Any, facts: Facts, ways: Se
             return _telling(sol, trial.way.name, *tried, str(trial))
         code = np.asarray(sol.code)  # on the host: `success` would take 30 µs
         status = Status(int(np.max(code)))
-        steps = int(np.max(sol.n_iterations))
-        is_left = status is Status.MAXITER and settings["maxiter"] is None and steps < _most(trial, facts)
+        steps = int(np.max(np.asarray(sol.n_iterations))) if status is Status.MAXITER else 0
+        is_left = 0 < steps < _most(trial, facts) and settings["maxiter"] is None
         tried.append(f"{trial}: {f'left after {steps} steps' if is_left else status}")
         sol = _telling(sol, trial.way.name, *tried)
         if np.all((code == Status.CONVERGED) | (code == Status.ROUNDED) | (code == Status.LEAST_SQUARES)):
