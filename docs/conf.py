@@ -2,7 +2,6 @@
 
 import html
 import inspect
-import itertools
 import re
 import sys
 import tomllib
@@ -11,6 +10,9 @@ from pathlib import Path
 from docutils import nodes
 
 from jaxsparse_fmt import FORMATS, __version__
+
+sys.path.insert(0, str(Path(__file__).parent))
+from docstrings import not_arguments
 
 project, release, copyright = "jaxsparse", __version__, "the jaxsparse developers"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon"]
@@ -59,13 +61,8 @@ def real_arguments(app, what, name, obj, options, lines: list[str]) -> None:
     Raises:
       ValueError: it names none.
     """
-    if what not in ("function", "method") or "Args:" not in lines:
-        return
-    known = inspect.signature(obj).parameters
-    for line in itertools.takewhile(lambda line: not line or line[0] == " ", lines[lines.index("Args:") + 1 :]):
-        entry = re.match(r" {2}(\S.*?):( |$)", line)
-        if entry and (unknown := {word.strip(" *") for word in entry[1].split(",")} - {*known}):
-            raise ValueError(f"{name}: Args has {', '.join(sorted(unknown))}, which is no argument")
+    if what in ("function", "method") and (unknown := not_arguments(obj, lines)):
+        raise ValueError(f"{name}: Args has {', '.join(unknown)}, which is no argument")
 
 
 def without_fields(app, what, name, obj, options, signature, returned):

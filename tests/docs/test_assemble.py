@@ -26,6 +26,17 @@ def test_a_link_to_a_file_becomes_one_to_its_page(target, shown):
     assert copied == ({target} if shown.startswith("files/") else set())
 
 
+def test_a_picture_of_the_readme_is_shown_on_light_and_on_dark_pages():
+    text = (assemble.ROOT / "README.md").read_text(encoding="utf-8")
+    copied: set[str] = set()
+    shown = assemble.as_sphinx(text, copied)
+    assert text.count("<picture>") == len(copied) > 0 and "<picture>" not in shown
+    for name in copied:
+        for look in ("light", "dark"):
+            assert f"pictures/{name}_{look}.svg\n:alt: " in shown and f":class: only-{look}" in shown
+            assert (assemble.charts.STATIC / f"{name}_{look}.svg").exists()
+
+
 def test_a_link_to_a_missing_file_is_an_error():
     with pytest.raises(FileNotFoundError, match=r"README.md links to nowhere.md"):
         assemble.linked("[x](nowhere.md)", "README.md", "index.md", set())

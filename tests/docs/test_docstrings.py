@@ -11,7 +11,7 @@ import scipy.sparse as sp
 
 pytest.importorskip("matplotlib")
 import jaxsparse as js
-from docs import assemble
+from docs import assemble, docstrings
 
 FUNCTIONS = {
     f"{module.__name__}.{name}": getattr(module, name)
@@ -25,6 +25,26 @@ FUNCTIONS = {
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_every_public_function_has_an_example(name):
     assert "\nExamples:\n  >>> " in (inspect.getdoc(FUNCTIONS[name]) or "")
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_args_describes_arguments_only(name):
+    lines = (inspect.getdoc(FUNCTIONS[name]) or "").splitlines()
+    assert docstrings.not_arguments(FUNCTIONS[name], lines) == []
+
+
+def test_a_sentence_in_args_is_told():
+    lines = [
+        "Adds.",
+        "",
+        "Args:",
+        "  a, *rest: numbers.",
+        "    The rest: as a.",
+        "  The others: as in `cg`.",
+        "",
+        "No: x.",
+    ]
+    assert docstrings.not_arguments(lambda a, *rest: None, lines) == ["The others"]
 
 
 @pytest.fixture(scope="module")
