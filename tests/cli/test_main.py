@@ -56,7 +56,7 @@ def test_by_default_it_takes_what_suits_the_matrix_and_says_so(tmp_path, capsys)
     S = scipy.sparse.csr_array(POISSON - 3 * scipy.sparse.eye_array(POISSON.shape[0]))  # indefinite
     assert main.main(["solve", written(tmp_path / "A.mtx", S), "-v"]) == 0
     out = capsys.readouterr().out
-    assert fact(out, "method") == "direct" and fact(out, "tried").startswith("direct (factors cost")
+    assert fact(out, "method") == "direct" and fact(out, "tried").startswith("direct (")
     assert main.main(["solve", written(tmp_path / "A.mtx", S)]) == 0
     assert "tried" not in capsys.readouterr().out
     assert main.main(["solve", written(tmp_path / "A.mtx", S), "--precond", "ilu"]) == 0
