@@ -25,7 +25,7 @@ from jaxsparse_fmt.core.transposed import Transposed
 from jaxsparse_fmt.formats import building, memory
 from jaxsparse_fmt.kernels.cpu.over_rows import in_threads
 
-PIECE = 2**19  # entries, or products of two, of which SciPy makes a piece of a result in a millisecond or two
+PIECE = 2**19  # entries, or products of two, of a piece of a result, for which SciPy takes a millisecond or two
 _kept, _digests, _expected = Kept(16), Kept(1024), Kept(1024)
 
 
@@ -216,24 +216,22 @@ def combined(f: Callable[[Any, Any], Any], places: Callable[[Any, Any], Any], S:
     """
     multiplies = places is operator.matmul
     work = S.nnz * (R.nnz // max(R.shape[0], 1) + 1) if multiplies else S.nnz + R.nnz
-    most = max(PIECE, 4 * R.shape[1] if multiplies else 0)  # SciPy marks all columns anew for each piece of a product
-    count = max(min(CORES, work // most), 1)
+    # SciPy marks all columns anew for each piece of a product.
+    count = max(min(CORES, work // max(PIECE, 4 * R.shape[1] * multiplies)), 1)
     inner = np.searchsorted(S.indptr, np.arange(1, count) * S.nnz // count)
     cuts = np.unique([0, *inner, S.shape[0]]).tolist() if count > 1 else [0, S.shape[0]]
     parts: list[Any] = [None] * (len(cuts) - 1)
-    rest = iter(range(len(parts)))
+    rest = iter(enumerate(itertools.pairwise(cuts)))
 
     def thread() -> None:
-        for k in rest:
-            rows = cuts[k], cuts[k + 1]
+        for k, rows in rest:
             parts[k] = _combined_rows(f, places, _rows(S, *rows), R if multiplies else _rows(R, *rows))
 
     in_threads(thread, len(parts))
     if len(parts) == 1:
         return parts[0]
     data, indices = (np.concatenate([getattr(C, name) for C in parts]) for name in ("data", "indices"))
-    lengths = np.concatenate([np.diff(C.indptr) for C in parts])
-    indptr = building.starts(np, lengths, index_dtype(data.size))
+    indptr = building.starts(np, np.concatenate([np.diff(C.indptr) for C in parts]), index_dtype(data.size))
     return scipy.sparse.csr_array((data, indices, indptr), shape=(S.shape[0], parts[0].shape[1]))
 
 

@@ -250,33 +250,6 @@ def on_host(csr: Csr) -> Csr:
     return csr if namespace(csr.data) is np else csr.to_scipy()
 
 
-def entries_of(csr: Csr, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The place in CSR of the first entry of each of `rows`, their lengths, and the columns of their entries.
-
-    int64 in NumPy; of a matrix on a device no other row comes to the host.
-    """
-    first, end = taken(csr.indptr, np.concatenate([rows, rows + 1])).reshape(2, -1)
-    lengths = end - first
-    at = np.arange(lengths.sum()) + np.repeat(first - (np.cumsum(lengths) - lengths), lengths)
-    return first, lengths, taken(csr.indices, at)
-
-
-def taken(a: Any, index: np.ndarray) -> np.ndarray:
-    """a[index] as int64 in NumPy."""
-    if namespace(a) is np:
-        return a[index].astype(np.int64)
-    if index.size == 0:
-        return np.zeros(0, np.int64)
-    # As many as a power of two, so that few programs are compiled.
-    padded = np.pad(index, (0, (1 << index.size.bit_length()) - index.size), mode="edge")
-    return np.asarray(_taken(a, padded.astype(index_dtype(a.shape[0]))))[: index.size].astype(np.int64)
-
-
-@jax.jit
-def _taken(a: Any, index: Any) -> Any:
-    return a.at[index].get(mode="clip")
-
-
 def entries(csr: Csr) -> tuple[Any, Any]:
     """Row and column of each entry, where `csr` lies."""
     return _rows(namespace(csr.indptr), csr.indptr, csr.nnz), csr.indices

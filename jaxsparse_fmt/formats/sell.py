@@ -18,7 +18,7 @@ bits; and 4·n_rows for `perm`.
 """
 
 import dataclasses
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import jax.numpy as jnp
 import numpy as np
@@ -45,6 +45,7 @@ class SELL(ByRule):
 
     name = "sell"
     layout_options = ("slice_size", "sigma")
+    _narrows: ClassVar[bool] = True  # columns to 16 bits, if all fit
 
     @property
     def column(self) -> Delta | Explicit:
@@ -62,21 +63,22 @@ class SELL(ByRule):
         """Builds the slices.
 
         Args:
-          slice_size: rows of a slice.
+          slice_size: rows of a slice; 128 suits the GPU kernels.
           sigma: rows of a window in which rows are sorted by falling length; 1 or at least `slice_size`.
         """
         C, sigma = building.slices(slice_size, sigma)
         rows = building.rows_of(csr, sigma)
         places = building.longest_by_slice(rows.lengths, C) * C
-        building.check_memory(cls.name, int(places.sum()), csr, target, index=2)
+        building.check_memory(cls.name, int(places.sum()), csr, target, index=2 if cls._narrows else 4)
         arrays = cls._filled(csr, target, rows, cls._rule_of_rows(csr.shape[0], C), places) | {"perm": rows.perm}
-        col_idx = arrays["col_idx"]
-        base, delta, fit = _differences(building.namespace(col_idx), col_idx, C, csr.shape[1])
-        if fit:
-            arrays |= {"delta": delta, "col_base": base, "col_idx": None}
-        else:
-            building.check_memory(cls.name, col_idx.size, csr, target)
-            arrays |= {"delta": None, "col_base": None}
+        arrays |= {"delta": None, "col_base": None}
+        if cls._narrows:
+            col_idx = arrays["col_idx"]
+            base, delta, fit = _differences(building.namespace(col_idx), col_idx, C, csr.shape[1])
+            if fit:
+                arrays |= {"delta": delta, "col_base": base, "col_idx": None}
+            else:
+                building.check_memory(cls.name, col_idx.size, csr, target)
         return building.made(cls, csr, target, **arrays, slice_size=C, sigma=sigma)
 
     @classmethod

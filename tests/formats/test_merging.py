@@ -113,5 +113,5 @@ def test_the_best_block_is_the_same_and_only_a_sample_is_looked_at(S, no_host, m
     monkeypatch.setattr(statistics, "ENTRIES", 1)  # so one window is looked at
     monkeypatch.setattr(statistics, "LEAST_WINDOWS", 1)
     assert bsr.best_block(there(S), 8) == bsr.best_block(S, 8)
-    for got, expected in zip(*(building.entries_of(csr, np.array([0, 5, 7])) for csr in (there(S), S)), strict=True):
+    for got, expected in zip(*(statistics.entries_of(csr, np.array([0, 5, 7])) for csr in (there(S), S)), strict=True):
         np.testing.assert_array_equal(got, expected)
