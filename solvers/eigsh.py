@@ -243,29 +243,28 @@ def _run(
         return _restart(k, which, limits, operator, state)
 
     state = lax.while_loop(lambda state: state.code == RUNNING, cycle, mesh_axes.varying(state, v0))
-    X, solves = state.V[:k].T, k if shift is None else 2 * k
-    found = _by_operator if shift is None else _by_inverse
-    values, X, norms, unit, over = found(pencil, operator, limits, state, X)
-    true = status_of((over <= 1, Status.CONVERGED), (over <= ROUNDED, Status.ROUNDED), otherwise=Status.STAGNATION)
+    found, solves = (_by_operator, k) if shift is None else (_by_inverse, 2 * k)
+    values, X, norms, unit, judged = found(pencil, operator, limits, state, state.V[:k].T)
+    met, rounded = jnp.all(judged, axis=1)
+    true = status_of((met, Status.CONVERGED), (rounded, Status.ROUNDED), otherwise=Status.STAGNATION)
     code = jnp.where(state.code == Status.CONVERGED, true, state.code)
-    order = jnp.argsort(values)
-    return EigenSolution(
-        values[order], X[:, order], code, state.cycles, state.products + 1 + solves, norms[order]
-    ), unit
+    order, counts = jnp.argsort(values), (state.cycles, state.products + 1 + solves)
+    return EigenSolution(values[order], X[:, order], code, *counts, norms[order]), unit
 
 
 def _by_operator(pencil: Pencil, operator: Operator, limits: Limits, state: State, X: Array) -> tuple[Array, ...]:
-    """The pairs, their residual norms, the size of A − λ·M, and the largest residual in units of the allowed one."""
+    """The pairs, their residual norms, the size of A − λ·M, and which norms are small enough, and which rounding."""
     (e_A, e_M), A_X, MX = operator.exponents, operator.apply(X), operator.mass(X)
     values = jnp.sum(jnp.conj(MX) * A_X, axis=0).real
     lost = A_X - values * X
     size = norm(lost) if MX is X else jnp.sqrt(jnp.abs(dot(lost, operator.mass(lost))))
-    over = jnp.max(ratio(size, limits.allowed(values, state.norm, TRUE + state.cycles)))
+    rounding = (TRUE + state.cycles) * jnp.finfo(X.dtype).eps * state.norm
+    judged = jnp.stack([size <= limits.allowed(values, state.norm, TRUE + state.cycles), size <= ROUNDED * rounding])
     values, size, unit = *scaled(jnp.stack([values, size]), e_A), scaled(state.norm, e_A)
     if MX is X:
-        return values, X, size, unit, over
+        return values, X, size, unit, judged
     X = scaled(X, -e_M // 2)
-    return values, X, length(pencil.residual(values, X)), unit * jnp.max(length(pencil.mass(X)) / length(X)), over
+    return values, X, length(pencil.residual(values, X)), unit * jnp.max(length(pencil.mass(X)) / length(X)), judged
 
 
 def _by_inverse(pencil: Pencil, operator: Operator, limits: Limits, state: State, X: Array) -> tuple[Array, ...]:
@@ -283,9 +282,10 @@ def _by_inverse(pencil: Pencil, operator: Operator, limits: Limits, state: State
     X = lax.linalg.triangular_solve(L, X, left_side=False, lower=True, transpose_a=True, conjugate_a=True)
     values = shift.sigma + 1 / values
     norms, scale = length(pencil.residual(values, X)), shift.scale(values)
-    rounding, tol = TRUE * jnp.finfo(X.dtype).eps * scale, limits.tol.astype(values.dtype) * jnp.abs(values)
-    allowed = jnp.maximum(rounding * length(X), tol * length(pencil.mass(X)))
-    return values, X, norms, jnp.max(scale), jnp.max(ratio(norms, allowed))
+    rounding = TRUE * jnp.finfo(X.dtype).eps * scale * length(X)
+    asked = limits.tol.astype(values.dtype) * jnp.abs(values) * length(pencil.mass(X))
+    judged = jnp.stack([norms <= jnp.maximum(rounding, asked), norms <= ROUNDED * rounding])
+    return values, X, norms, jnp.max(scale), judged
 
 
 def _step(operator: Operator, state: State) -> State:

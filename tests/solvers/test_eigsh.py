@@ -136,6 +136,14 @@ def test_a_matrix_that_is_not_symmetric_is_named_at_once(solver):
     assert_failed(solver(rotated, K), Status.NOT_SYMMETRIC)
 
 
+def test_pairs_of_products_that_are_rounded_more_than_the_dtype_are_rounded():
+    """By 2⁻⁴², about a thousand units of the dtype."""
+    a = jnp.asarray(hermitian())
+    sol = eigsh(lambda v: jax.lax.reduce_precision(a @ v, 11, 41), K, which="SA", v0=np.ones(N))
+    assert sol.status is Status.ROUNDED and sol.success and sol.raise_for_status() is sol
+    np.testing.assert_allclose(sol.eigenvalues, wanted(hermitian(), K, "SA"), rtol=0, atol=1e-11)
+
+
 def test_eigenvalues_that_lie_too_close_together_end_the_search_early_with_the_cure():
     """Their distance is 1e-6 of the width of the spectrum."""
     n = 3000
