@@ -56,22 +56,15 @@ class Host:
         return bool(np.min(sizes) <= rounding and abs(S - T.conj()).max() <= rounding)
 
     @functools.cached_property
-    def nonzeros(self) -> Any:
-        """S without the zeros that it stores."""
-        if np.all(self.S.data):
-            return self.S
-        S = self.S.copy()
-        S.eliminate_zeros()
-        return S
-
-    @functools.cached_property
     def structurally_singular(self) -> bool:
         """Whether no order of the rows has a diagonal without zeros."""
         if np.all(self.diagonal):
             return False
         from scipy.sparse import csgraph
 
-        columns = csgraph.maximum_bipartite_matching(scipy.sparse.csr_matrix(self.nonzeros), perm_type="column")
+        nonzeros = scipy.sparse.csr_matrix(self.S)
+        nonzeros.eliminate_zeros()
+        columns = csgraph.maximum_bipartite_matching(nonzeros, perm_type="column")
         return bool(np.any(columns < 0))
 
     @functools.cached_property

@@ -155,7 +155,7 @@ def of_entries(n: int, recipe: Recipe, row: np.ndarray, col: np.ndarray, values:
 def _by_superlu(host: Host, recipe: Recipe, maker: str, ordering: str, order: Any) -> OnHost:
     from scipy.sparse import linalg  # which takes 0.1 s
 
-    S, symmetric = host.nonzeros, ordering == MMD
+    S, symmetric = host.S, ordering == MMD  # with its zeros: blocks of full rows are ordered better
     if order is None and (ordering in host.orders or (symmetric and np.any(host.hubs))):
         order = host.order(ordering)
     rows = cols = slice(None)

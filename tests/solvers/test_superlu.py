@@ -51,6 +51,12 @@ def test_every_mode_solves_and_solves_transposed_with_little_error(name, cost):
     assert np.max(np.abs(np.asarray(F.T @ (S.T @ x)) - x)) <= bound
 
 
+def test_zeros_that_are_stored_keep_the_order_of_blocks():
+    S = sp.csc_array(jsf.gallery.elasticity(4)).astype(np.float64)
+    assert not np.all(S.data)
+    assert superlu.factored(Host(S), ("lu",), "A").made.nnz == spla.splu(S, **SYMMETRIC).nnz
+
+
 def test_factors_that_grow_are_made_again_with_partial_pivoting():
     S = weak()
     assert Host(S).ordering == MMD
