@@ -3,7 +3,7 @@
 A way is a method with a preconditioner, the matrices that it is meant for, and the steps that it usually takes. `cost`
 estimates its seconds from bytes, kernels and the factors' entries, by what `DEVICES` has of a device. Outside jit the
 ways are tried in the order of their estimates. A way goes on as long as its rate of fall predicts fewer further steps
-than another set-up costs (`stopping.paced`); where the others fail, it goes on from where it was. Inside jit, where no
+than another set-up costs (`pace.paced`); where the others fail, it goes on from where it was. Inside jit, where no
 failure is seen, one way is taken.
 """
 

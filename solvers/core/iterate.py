@@ -21,6 +21,8 @@ from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from jaxsparse_fmt.core.vector_passes import Pass
 from solvers.core import stopping
+from solvers.core.diagnosis import diagnosed
+from solvers.core.pace import Pace, paced
 from solvers.core.scaling import Map, unit_of
 from solvers.core.space import Space
 from solvers.core.stopping import RUNNING, Best, End, Last, Limits, Loop, Now, Outer, anyone, is_taken, recorded
@@ -181,7 +183,7 @@ def run(space: Space, method: Method, options: Options, system: System) -> tuple
             loop = onward(loop)
             if limits.budget is None:
                 return loop
-            return stopping.paced(loop, now_of(loop).active, tolerance.astype(real), limits.budget)
+            return paced(loop, now_of(loop).active, tolerance.astype(real), limits.budget)
 
         def lives(loop: Loop) -> Array:
             """Whether the method goes on, by column."""
@@ -217,7 +219,7 @@ def run(space: Space, method: Method, options: Options, system: System) -> tuple
     size, k = jnp.sqrt(squared), jnp.zeros(b_norm.shape, jnp.int32)
     norms = jnp.full((options.history_length, *k.shape), -1, size.dtype) if options.history_length else None
     last = Last(jnp.zeros_like(r, narrow), jnp.full_like(size, jnp.inf)) if method.keeps else None
-    pace = None if limits.budget is None else stopping.Pace(k, size.astype(real), size.astype(real))
+    pace = None if limits.budget is None else Pace(k, size.astype(real), size.astype(real))
     Ax_norm = None if rule.probe is None else jnp.zeros_like(size)
     outer = Outer(x, r, squared, k, k + RUNNING, recorded(norms, k, size), last, Best(x, size, k), Ax_norm, pace)
     outer = repeated(lambda outer: anyone(outer.goes_on), trip, mesh_axes.varying(outer, r))
@@ -228,7 +230,7 @@ def run(space: Space, method: Method, options: Options, system: System) -> tuple
         is_better = failed & (norm < outer.norm)
         squared = jnp.where(is_better, norm * norm, outer.squared)
         outer = outer._replace(x=jnp.where(is_better, other, outer.x), squared=squared)
-    code, Ax_norm = stopping.diagnosed(rule, outer)
+    code, Ax_norm = diagnosed(rule, outer)
     norms = outer.norms if outer.norms is None else jnp.where(outer.norms < 0, outer.norms, outer.norms * unit)
     return outer.x * unit, End(outer.k, outer.norm * unit, code, norms, Ax_norm * unit, b_norm * unit)
 

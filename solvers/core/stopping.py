@@ -5,7 +5,6 @@ true residual: CONVERGED, another start of the method, or a failure. After a fai
 `lsmr` has a rule of its own.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
@@ -25,10 +24,7 @@ BETTER = 0.9  # times the norm of the best x: a residual below it makes a better
 PATIENCE = 200  # steps after which a residual that has not fallen is looked at, and after each doubling of them
 LOOK = 32  # steps after which a norm that always falls is compared with the true one, and after each doubling of them
 ROUNDED = 10  # ‖r‖ ≤ ROUNDED·eps·(‖A‖·‖x‖ + ‖b‖)
-LEAST_SQUARES = 30  # ‖A·r‖ ≤ LEAST_SQUARES·√eps·‖A‖·‖r‖
 MOST = 64  # over eps: a residual that size, for a b of about 1, hides b
-AT_FAULT = 1e-3  # the cosine of A·M·r and r below which M is to blame
-BREAKS = (Status.BREAKDOWN, Status.NOT_POSITIVE_DEFINITE, Status.NON_FINITE, Status.DIVERGED)
 
 
 class Limits(NamedTuple):
@@ -64,14 +60,6 @@ class Best(NamedTuple):
     x: Array
     norm: Array  # of its residual, by recursion
     k: Array  # iterations when it was found, or when the solve last waited
-
-
-class Pace(NamedTuple):
-    """How fast a solve with a `budget` falls: its smallest norm so far, and the same as it was after `k` steps."""
-
-    k: Array
-    norm: Array
-    least: Array
 
 
 class Last(NamedTuple):
@@ -286,23 +274,6 @@ def looked(rule: Rule, loop: Loop, x: Array, now: Now) -> Loop:
     return loop._replace(code=code, best=best._replace(k=jnp.where(seen, loop.k, best.k)))
 
 
-def paced(loop: Loop, active: Array, tolerance: Array, budget: Array) -> Loop:
-    """The loop with its pace; MAXITER in all columns if one of them would take more than `budget` further steps.
-
-    The rate is that of the last half of all steps, first after budget / 2 steps and then whenever their number has
-    doubled. So a solve that does not fall wastes half of what the other way costs, and one that is predicted to end
-    within the budget goes on. At first twice the budget is allowed, since Krylov methods get faster.
-    """
-    k, norm, least = loop.pace
-    least = jnp.where(loop.norm < least, loop.norm, least)
-    due = active & (loop.k >= jnp.maximum(2 * k, budget / 4))
-    fall, rest = jnp.log(norm / least), jnp.log(least / tolerance)
-    allowed = jnp.where(loop.k < budget, 2, 1) * budget
-    is_slow = due & (loop.k >= budget / 2) & ~(rest * (loop.k - k) <= allowed * fall)
-    pace = Pace(jnp.where(due, loop.k, k), jnp.where(due, least, norm), least)
-    return loop._replace(code=jnp.where(active & anyone(is_slow), jnp.int32(Status.MAXITER), loop.code), pace=pace)
-
-
 def judged(rule: Rule, x: Array, p: Any, loop: Loop, outer: Outer) -> Outer:
     """The solve at x, without numbers that leave the range of the dtype, by its true residual.
 
@@ -397,30 +368,6 @@ def in_range(x: Array, unit: Array) -> Array:
     return jnp.where(jnp.isfinite(given), given, 0) / unit
 
 
-def diagnosed(rule: Rule, outer: Outer) -> tuple[Array, Any]:
-    """The code of a solve that is over, by a product or two with A where it failed, and ‖A‖·‖x‖ from below."""
-    space, method, probe = rule.space, rule.method, rule.probe
-    is_plain = rule.narrow is None and not method.least_squares
-    if is_plain and probe is not None:
-        return outer.code, outer.Ax_norm
-
-    def examined(carried: tuple[Array, Array], x: Array, r: Array, v: Array) -> tuple[Array, Array]:
-        code, Ax_norm = carried
-        A_norm = space.length(rule.A(v) if probe is None else probe.Av) / rule.noise_norm
-        if not is_plain:
-            code = _cause(rule, A_norm, r, outer, code)
-        if probe is None:
-            Ax_norm = space.norm(A_norm * x)
-            stagnates = jnp.where(code == Status.OUT_OF_RANGE, Status.STAGNATION, code)
-            accurate = is_rounding(stagnates, outer.norm, Ax_norm, rule.b_norm, rule.tolerance)
-            code = jnp.where(accurate, jnp.int32(Status.ROUNDED), code)
-        return code, Ax_norm
-
-    v = space.probe(rule.b) if probe is None else probe.v
-    Ax_norm = jnp.zeros_like(outer.norm) if outer.Ax_norm is None else outer.Ax_norm
-    return once_if(is_failure(outer.code), examined, (outer.code, Ax_norm), outer.x, outer.r, v)
-
-
 def is_rounding(code: Array, size: Array, Ax_norm: Array, b_norm: Array, tolerance: Array) -> Array:
     """Whether a solve stagnates at an x, of residual norm `size`, that solves a system which differs by rounding.
 
@@ -434,45 +381,6 @@ def is_rounding(code: Array, size: Array, Ax_norm: Array, b_norm: Array, toleran
     limit = ROUNDED * eps * (Ax_norm + b_norm)
     is_near = (size <= jnp.minimum(limit, eps**0.25 * b_norm)) & jnp.isfinite(limit)
     return (code == Status.STAGNATION) & is_near & (tolerance >= eps * b_norm)
-
-
-def _cause(rule: Rule, A_norm: Array, r: Array, outer: Outer, code: Array) -> Array:
-    """The code of a failure, by the products that tell least squares, and a narrow type, from others.
-
-    LEAST_SQUARES stays where A·r is about zero, so that ‖r‖ is least with an M, too; else it becomes BREAKDOWN. In a
-    refinement the failure of the narrow method stays if the wide type confirms it, or if M is at fault; else it becomes
-    PRECISION.
-    """
-    space, method, narrow, A = rule.space, rule.method, rule.narrow, rule.A
-    wide, eps = r.dtype, jnp.finfo(r.dtype).eps
-    if method.least_squares:
-        limit = LEAST_SQUARES * jnp.finfo(narrow or wide).eps ** 0.5 * A_norm * space.norm(r)
-        solved = space.length(A(r)) <= limit
-        otherwise = Status.BREAKDOWN if narrow is None else Status.PRECISION
-        code = jnp.where((code == Status.LEAST_SQUARES) & ~solved, otherwise, code)
-    if narrow is None:
-        return code
-    z = rule.M(r.astype(narrow)).astype(wide)
-    Az = A(z)
-    rz, curvature, rounding = space.dot(r, z), space.dot(z, Az), 100 * eps * space.norm(z) * space.norm(Az)
-    if outer.last is not None:
-        p = outer.last.p.astype(wide)
-        Ap = A(p)
-        curvature, rounding = space.dot(p, Ap), 100 * eps * space.norm(p) * space.norm(Ap)
-    # What M proposes, A takes elsewhere, or as far as a residual in the narrow type may grow.
-    of_M = jnp.abs(space.dot(r, Az)) < AT_FAULT * space.norm(r) * space.norm(Az)
-    of_M |= space.norm(Az) > MOST / jnp.finfo(narrow).eps * space.norm(r)
-    confirmed = [
-        of_M & (code != Status.NON_FINITE),
-        (code == Status.NON_FINITE) & ~jnp.isfinite(space.norm(r) + space.norm(z) + space.norm(Az)),
-        (code == Status.NOT_POSITIVE_DEFINITE) & ((curvature < -rounding) | (rz < 0)),
-        (code == Status.BREAKDOWN) & ((jnp.abs(curvature) <= rounding) | (rz == 0)),
-    ]
-    of_the_method = functools.reduce(jnp.logical_or, [code == s for s in BREAKS])
-    # About the residual that rounding in the wide type leaves; a larger one is due to the narrow type.
-    limit = 100 * eps * A_norm * space.norm(outer.x)
-    of_the_method |= (code == Status.STAGNATION) & (outer.norm > limit)
-    return jnp.where(of_the_method & ~functools.reduce(jnp.logical_or, confirmed), Status.PRECISION, code)
 
 
 def status_of(*cases: tuple[Array, Any], otherwise: int = RUNNING) -> Array:
