@@ -21,6 +21,7 @@ class Facts:
       A: a matrix of jaxsparse_fmt without derivatives, of a dense array too; or a function.
       memory: what an earlier solve found out; None: nothing may be remembered.
       n, k: unknowns, and right-hand sides.
+      is_plain: whether no derivative is asked for either, so that NumPy may solve.
       tries: whether another way may follow one that fails; not inside jit.
       hints: the caller's `symmetric` and `definite`; None where there is none.
       kind: "function", "sharded", or the platform.
@@ -37,7 +38,7 @@ class Facts:
             self.memory = Memory(held)
         if isinstance(held, jax.Array) and is_known:
             held = _sparse(held)
-        self.A, self.is_known = held, is_known
+        self.A, self.is_known, self.is_plain = held, is_known, not arguments.is_traced(A, b)
         if arguments.is_function(A) or not hasattr(held, "to_scipy"):
             self.A, self.kind = A, "function"
         elif getattr(getattr(held, "A", held), "name", "") == "sharded":

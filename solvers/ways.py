@@ -189,7 +189,7 @@ WAYS = (
 )
 # Of a singular matrix, or where all others fail.
 AT_LAST = (
-    Way("singular values", None, lambda f: f.n <= DENSE and f.is_known, "least squares, by the host"),
+    Way("singular values", None, lambda f: f.n <= DENSE and f.is_plain, "least squares, by the host"),
     Way("minres", None, lambda f: f.symmetric, "least squares, symmetric"),
     Way("lsmr", None, lambda f: True, "least squares"),
 )
@@ -250,7 +250,9 @@ class Trial(NamedTuple):
 def _trials(facts: Facts, ways: Sequence[Way]) -> list[Trial]:
     """The ways that suit the matrix, in the order in which they are tried."""
     if facts.memory is not None and facts.memory.order is not None:
-        return list(facts.memory.order)
+        return [
+            trial for trial in facts.memory.order if facts.is_plain or trial.way.method in (*METHODS, "direct", "lsmr")
+        ]
     counts = ways is not WAYS or not facts.tries
     found = [Trial(way, cost(way, facts, counts)) for way in ways if way.when(facts)]
     return _sorted(found, facts) if ways is WAYS else found

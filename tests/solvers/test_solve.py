@@ -243,6 +243,15 @@ def test_a_singular_system_gets_its_shortest_least_squares_solution(kind):
     assert solve(jnp.ones((3, 3)), np.arange(3.0), method="direct").status is Status.SINGULAR
 
 
+def test_the_shortest_solution_has_a_derivative():
+    S = sp.csr_array(np.triu(np.ones((N, N)), 1))
+    A, c = jsf.from_scipy(S), np.cos(np.arange(N))
+    b = S @ np.ones(N)
+    assert solve(A, b, rtol=1e-10).method == "singular values"
+    gradient = jax.grad(lambda b: jnp.dot(c, solve(A, b, rtol=1e-10).x))(b)
+    np.testing.assert_allclose(gradient, np.linalg.pinv(S.toarray()).T @ c, atol=1e-7)
+
+
 def test_a_large_singular_system_is_solved_by_lsmr_alone(monkeypatch):
     monkeypatch.setattr(sys.modules["solvers.ways"], "DENSE", 10)
     S = sp.csr_array(np.triu(np.ones((N, N)), 1))
