@@ -13,7 +13,7 @@ from statistics import geometric_mean
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-FILES = ("docs/performance.md", "docs/measurements.md")
+FILES = ("docs/performance.md", "docs/measurements.md", "docs/factors.md")
 RESULTS = ROOT / "benchmarks/results"
 BLOCK = re.compile(r"(<!-- figures: (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 ALL = ""
@@ -274,6 +274,18 @@ def algebra(what: str, key: str, *sides: str) -> Iterator[str]:
     return table(" | ".join(sides), ((case, *(cell(case, side) for side in sides)) for case in cases))
 
 
+def factors() -> Iterator[str]:
+    """CPU milliseconds of solves by factors, and of a determinant and its gradient; empty where a side is absent."""
+    sides = {"COLAMD": "COLAMD", "symmetric": "symmetric", "superlu": '"superlu"', "cholmod": '"cholmod"'}
+    sides |= {"sparsax": "CHOLMOD alone", "klu": '"klu"'}
+    cell = lambda row, key: format(row[key], ",.3g" if row[key] < 100 else ",.0f") if key in row else ""  # noqa: E731
+    rows = rows_of("factors_cpu", section="solves")
+    yield from table(" | ".join(sides.values()), ((row["problem"], *(cell(row, key) for key in sides)) for row in rows))
+    yield ""
+    rows = rows_of("factors_cpu", section="determinants")
+    yield from of_keys(rows, "{problem}", "`logdet` | its gradient", value=",.0f", gradient=",.0f")
+
+
 def first_calls() -> Iterator[str]:
     """CPU seconds of first calls in fresh processes."""
     keys = dict.fromkeys(("ours", "jax.scipy", "lineax"), ".2f")
@@ -322,6 +334,7 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "suite on a CPU": sourced(lambda: by_class(rows_of("suite_cpu")), "spmv", "suite_cpu"),
     "algebra": sourced(lambda: algebra("algebra_cpu", "cpu", *ON_A_CPU), "algebra", "algebra_cpu"),
     "stages on a GPU": sourced(stages, "device", "device_h100"),
+    "factors": sourced(factors, "factors", "factors_cpu"),
     "first calls": sourced(first_calls, "first_calls", "first_calls_cpu"),
     "starts": sourced(starts, "first_calls", "first_calls_cpu"),
     "multigrid": sourced(multigrid, "solvers --only multigrid", "multigrid_cpu"),

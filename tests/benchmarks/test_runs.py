@@ -7,7 +7,7 @@ import pathlib
 import jax
 import pytest
 
-from benchmarks import algebra, choices, device, first_calls, peers, report, scaling
+from benchmarks import algebra, choices, device, factors, first_calls, peers, report, scaling
 from jaxsparse_fmt.choose import ranking
 
 POISSON = scaling.stencil((16, 16, 16), 7)
@@ -42,6 +42,13 @@ def test_every_library_solves_the_same_system_cold_and_warm(tmp_path, monkeypatc
     rows = json.loads((tmp_path / "out.json").read_text())["rows"]
     assert [row["side"] for row in rows] == ["jaxsparse", "jaxsparse, multigrid", "jax.scipy", "SciPy"]
     assert all(row["residual"] <= 1.01 * peers.RTOL and 0 < row["warm s"] < row["cold s"] for row in rows)
+
+
+@pytest.mark.deep
+def test_factors_are_timed_by_every_backend_that_is_installed(tmp_path):
+    assert factors.main(["--small", "--json", str(tmp_path / "out.json")]) == 0
+    rows = json.loads((tmp_path / "out.json").read_text())["rows"]
+    assert len(rows) == 6 and all(row["superlu"] > 0 for row in rows[:5]) and rows[5]["gradient"] > 0
 
 
 @pytest.mark.parametrize(("is_weak", "efficiency"), [(True, 1.0), (False, 0.5)], ids=["weak", "strong"])
