@@ -13,6 +13,7 @@ With --saved each process reads its rows of a matrix from a folder that all proc
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -94,10 +95,11 @@ def main() -> None:
     A = js.shard_from_rows(rows_of, n, mesh)
     rows = "rows" if n % mesh.size == 0 else None
     spread = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(rows))
-    ones = jax.make_array_from_callback(
-        (n,), spread, lambda part: np.ones(len(range(n)[part[0]]))
-    )  # of which no process makes more than its part
-    b = A @ ones
+
+    def ones(part: Any) -> np.ndarray:  # of which a process makes its part
+        return np.ones(len(range(n)[part[0]]))
+
+    b = A @ jax.make_array_from_callback((n,), spread, ones)
     sol = js.cg(A, b, rtol=1e-10, history=True)
     sol.raise_for_status()
     error = float(jnp.max(jnp.abs(sol.x - 1)))

@@ -10,8 +10,7 @@ program, so all buffers have the same size. It is one of two kinds:
     device 1:  | from 2        | from 0        |  permute, one round for each
                | 0 | 1 (unused)| 2 | 3         |  all_to_all
 
-`lax.ragged_all_to_all` is not among them: XLA has it on GPUs alone, and on two H200s a step of cg took 1.65 times as
-long with a prototype of it as with permutes (2026-11-24, JAX 0.11.2).
+`lax.ragged_all_to_all` is not among them, since XLA has it on GPUs alone.
 
 The plan is made on the host in NumPy. A process holds the halos of its own devices and the requests of their
 neighbours. All processes know which devices are neighbours and how many unknowns each needs of the other, since these
@@ -34,11 +33,8 @@ from jaxsparse_fmt.distributed.processes import everyones
 
 Array = jax.Array
 
-# Bytes more to each device that one collective less is worth. A permute alone took 45 to 54 µs on 8 H200, however few
-# bytes it moved, in which a network of 400 Gb/s moves 2.4 MB and NVLink 14 MB. On two H200, where both move the same, a
-# step of cg took 614 µs with a permute and 616 with an all_to_all; on four, each of which needs 10 MB of the three
-# others, 250 and 237 (Holstein-Hubbard 6, 6, 12; by hand, 2026-11-26, JAX 0.11.2). So slabs and boxes with large faces
-# take permutes; small pieces, and devices with many neighbours, one all_to_all.
+# Bytes more to each device for which one collective less is taken: slabs and boxes with large faces take permutes; small
+# pieces, and devices with many neighbours, one all_to_all.
 ROUND = 2**21
 # Times the places that permutes fill, to which the buffer of an all_to_all may grow: with few neighbours among many
 # devices it would be as long as a vector.

@@ -37,8 +37,7 @@ from solvers.precond import _checks as checks
 from solvers.precond import _hierarchy
 from solvers.precond._cycles import Level
 
-# Rows up to which every device has a level whole. The product with their two or three million entries takes as long as
-# the latency of one exchange, of which such a level would make six a cycle.
+# Rows up to which every device has a level whole, which in pieces would make six exchanges a cycle.
 WHOLE = 50_000
 
 

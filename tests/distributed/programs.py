@@ -61,7 +61,7 @@ def main(devices: int, what: str) -> dict[str, Any]:
 
     import jaxsparse_fmt as jsf
     from jaxsparse_fmt.distributed import halo
-    from solvers import cg
+    from solvers import cg, lsmr, precond
 
     jax.config.update("jax_enable_x64", True)
     mesh = jax.make_mesh((devices,), ("rows",))
@@ -80,7 +80,15 @@ def main(devices: int, what: str) -> dict[str, Any]:
         "with M": (lambda A, b, d: cg(A, b, M=d).x, A, b, d),
         "one reduction": (lambda A, b, d: cg(A, b, M=d, one_reduction=True).x, A, b, d),
         "gradient": (jax.grad(loss, argnums=(1, 2)), A, A.data, b),
+        "least squares": (lambda A, b: lsmr(A, b).x, A, b),
     }
+    W = precond.subdomains(np.ones(S.shape[0]), jsf.boxes((side, side), devices))
+    makers = {
+        "block_jacobi": lambda: precond.block_jacobi(A, 8),
+        "schwarz": lambda: precond.schwarz(A, precond.incomplete_cholesky),
+        "coarse_space": lambda: precond.coarse_space(A, W, precond.block_jacobi(A, 8)),
+    }
+    programs |= {name: (lambda A, M, b: cg(A, b, M=M).x, A, make(), b) for name, make in makers.items()}
     texts = {name: str(jax.jit(f).lower(*given).compile().as_text()) for name, (f, *given) in programs.items()}
     return {
         "n": S.shape[0],
