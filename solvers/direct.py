@@ -257,8 +257,8 @@ def _by_host(A: Any, b: Array, x0: Any, settings: Any) -> Solution | None:
         x, size = np.where(size < b_norm, x, 0), np.where(size < b_norm, size, b_norm)
     ends = code.astype(np.int32), steps, size.astype(jnp.finfo(dtype).dtype)
     if b.committed:
-        return Solution(*jax.device_put((x, *ends), b.sharding), None)
-    return Solution(jnp.asarray(x), *_on_device(*ends), None)
+        return Solution(*jax.device_put((x, *ends), b.sharding), norms=None)
+    return Solution(jnp.asarray(x), *_on_device(*ends), norms=None)
 
 
 # `device_put` of each would cost 30 µs.
