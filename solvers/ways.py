@@ -118,7 +118,7 @@ def cost(way: "Way", facts: Facts, counts: bool = True) -> Cost:
     if way.M == "factors" and not counts:
         return Cost(COUNT * A.nnz, 0.0, True)
     if way.M == "factors":
-        return Cost(_of_factors(facts), facts.factors[0] * SOLVED * facts.k)
+        return Cost(device.call + _of_factors(facts), facts.factors[0] * SOLVED * facts.k)
     if way.method == "singular values":
         return Cost(OF_DENSE * facts.n**3, 0)
     uses = 2 if way.method == "bicgstab" else 1
