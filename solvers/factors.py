@@ -76,7 +76,7 @@ class HostFactors:
 
     Attributes:
       row, col, values: [nnz], the entries.
-      digest: [16], which says that the host has factored these entries.
+      digest: [32], which says that the host has factored these entries.
     """
 
     row: Array

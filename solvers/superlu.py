@@ -27,7 +27,7 @@ from solvers.solution import SolverError, Status
 
 Recipe = tuple[Any, ...]  # ("lu",), ("cholesky",), ("ilu", drop_tol, fill), or a library's name
 KEPT = 4  # factors that the host keeps for the programs that factor
-DIGEST = 16  # bytes
+DIGEST = 32  # bytes
 STOP = 0.3  # seconds that the end of Python waits for a factorization
 BACKWARD = 100  # units of rounding in a solve whose pivots stay on the diagonal, at most
 
@@ -196,15 +196,17 @@ def _is_accurate(host: Host, found: OnHost) -> bool:
 # -------------------------------------------------------------------------------------------------- kept by the host
 
 _recent: OrderedDict[bytes, OnHost | None] = OrderedDict()  # by the digest of the entries; None: they have no factors
-_orders = functools.lru_cache(KEPT)(lambda digest: [])  # `ordering` and `order`, by the digest of a pattern
+_orders = functools.lru_cache(KEPT)(lambda digest: [])  # `ordering` and `order`, by the first half of the digest
 _lock = threading.Lock()
 
 
-def digest_of(n: int, recipe: Recipe, *arrays: np.ndarray) -> bytes:
-    found = hashlib.blake2b(repr((n, recipe)).encode(), digest_size=DIGEST)
-    for a in arrays:
-        found.update(np.ascontiguousarray(a).data)
-    return found.digest()
+def digest_of(n: int, recipe: Recipe, row: Any, col: Any, values: Any) -> bytes:
+    """[32], of which the first half is that of the pattern and the recipe."""
+    pattern, whole = (hashlib.blake2b(repr((n, recipe)).encode(), digest_size=DIGEST // 2) for _ in range(2))
+    for a in (row, col):
+        pattern.update(np.ascontiguousarray(a).data)
+    whole.update(np.ascontiguousarray(values).data)
+    return pattern.digest() + whole.digest()
 
 
 def kept(n: int, recipe: Recipe, row: Any, col: Any, values: Any, digest: bytes, room: int = KEPT) -> OnHost | None:
@@ -220,7 +222,7 @@ def kept(n: int, recipe: Recipe, row: Any, col: Any, values: Any, digest: bytes,
     found = None
     if np.all(np.isfinite(values)):
         host = Host(scipy.sparse.csc_array((values, (row, col)), shape=(n, n)))
-        orders = _orders(digest_of(n, recipe, row, col))
+        orders = _orders(digest[: DIGEST // 2])
         known = orders[0] if orders else None  # once, since other threads append meanwhile
         with contextlib.suppress(SolverError, ValueError):
             found = factored(host, recipe, "A", known)
@@ -235,7 +237,7 @@ def kept(n: int, recipe: Recipe, row: Any, col: Any, values: Any, digest: bytes,
 
 @dataclasses.dataclass(frozen=True)
 class Factor:
-    """What a program calls to factor: entries [..., nnz] to digests [..., 16]. Equal ones share a compiled call."""
+    """What a program calls to factor: entries [..., nnz] to digests [..., 32]. Equal ones share a compiled call."""
 
     n: int
     recipe: Recipe
@@ -251,7 +253,7 @@ class Factor:
 
 @dataclasses.dataclass(frozen=True)
 class Solve:
-    """What a program calls to solve: entries [..., nnz], digests [..., 16] and r [..., n] or [..., n, k] to x like r.
+    """What a program calls to solve: entries [..., nnz], digests [..., 32] and r [..., n] or [..., n, k] to x like r.
 
     A result is NaN where the matrix has no factors. Dropped factors are made anew.
     """
