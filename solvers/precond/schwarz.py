@@ -108,8 +108,8 @@ def schwarz(A: Any, local: Callable[[Any], Any] = ilu, overlap: int = 0) -> Schw
     Args:
       A: [n, n], sharded, not traced. Its cut matters: `by=jsf.boxes(shape, devices)` of a grid.
       local: makes the preconditioner of a block, a matrix on one device: `precond.ilu`, `precond.incomplete_cholesky`,
-        `precond.incomplete_lu`, `factorized`, `precond.jacobi`, or one of them with options, by `functools.partial`.
-        The result is symmetric if it is and overlap is 0.
+        `precond.incomplete_lu`, `precond.jacobi`, `precond.multigrid`, `factorized`, or one of them with options, by
+        `functools.partial`. The result is symmetric if it is and overlap is 0.
       overlap: 0, or 1 for the restricted form with the unknowns of other devices that a device's rows read; for
         `gmres`, `bicgstab` and `idrs`.
 
@@ -192,23 +192,26 @@ def _without_matrix(M: Any) -> Any:
 def _alike(made: dict[int, Any], request: Request) -> dict[int, Any]:
     """The preconditioners of this process's blocks, of one tree structure and equal shapes, in NumPy.
 
-    Matrices in them get one format for all devices. Other arrays are as long as the longest; a `Triangle` reads nothing
-    of what is added.
+    Matrices in them get one format and one shape for all devices, with empty rows and columns. Other arrays are as
+    long as the longest; a `Triangle` reads nothing of what is added.
 
     Raises:
       ValueError: their structures differ.
     """
     is_part = lambda a: isinstance(a, Triangle) or hasattr(a, "to_scipy")  # noqa: E731
     parts = {k: jax.tree.flatten(M, is_leaf=is_part) for k, M in made.items()}
-    widths = _told({k: (str(tree), [getattr(a, "width", 0) for a in of]) for k, (of, tree) in parts.items()}, request)
+    sizes = lambda a: a.shape if hasattr(a, "to_scipy") else (getattr(a, "width", 0), 0)  # noqa: E731
+    told = _told({k: (str(tree), [sizes(a) for a in of]) for k, (of, tree) in parts.items()}, request)
     columns = []
-    for i, width in enumerate(np.max(widths, axis=0)):
+    for i, (most, across) in enumerate(np.max(told, axis=0).tolist()):
         column = {k: of[i] for k, (of, _) in parts.items()}
-        if width:
-            column = {k: dataclasses.replace(T, width=int(width)) for k, T in column.items()}
-        elif all(hasattr(a, "to_scipy") for a in column.values()):
-            held = {k: a.to_scipy() for k, a in column.items()}
-            column = in_one_format(held, next(iter(held.values())).shape[0], request)[0]
+        if all(hasattr(a, "to_scipy") for a in column.values()):
+            held = {k: scipy.sparse.csr_array(a.to_scipy()) for k, a in column.items()}
+            for S in held.values():
+                S.resize(most, across)
+            column = in_one_format(held, most, request)[0]
+        elif most:
+            column = {k: dataclasses.replace(T, width=most) for k, T in column.items()}
         columns.append(column)
     made = {k: jax.tree.unflatten(tree, [of[k] for of in columns]) for k, (_, tree) in parts.items()}
     leaves = {k: jax.tree.flatten(M) for k, M in made.items()}
@@ -226,7 +229,8 @@ def _told(of_each_block: dict[int, tuple[str, list[Any]]], request: Request) -> 
     if len({*words}) > 1:
         raise ValueError(
             "`local` made preconditioners of several structures, and all devices run one program; fix what it chooses "
-            "by the matrix, as in functools.partial(precond.incomplete_cholesky, solve_sweeps=3)"
+            "by the matrix, as in functools.partial(precond.incomplete_cholesky, solve_sweeps=3), or cut into equal "
+            "blocks, as multigrid needs, whose levels must be as many"
         )
     return [*lists]
 

@@ -92,6 +92,24 @@ def test_the_block_of_a_device_may_have_any_preconditioner_of_one_device(name):
     np.testing.assert_allclose(apply(M, r), wanted, rtol=1e-9, atol=1e-9)
 
 
+def test_multigrid_of_the_blocks_has_one_shape_for_levels_of_several_sizes():
+    """In the first half of the grid couplings along one axis are weak, so that its aggregates are lines."""
+    line, weak = jsf.gallery.poisson((16,)), sp.diags_array(np.where(np.arange(16) < 8, 1e-3, 1.0))
+    T = sp.csr_array(sp.kron(weak, line) + sp.kron(line, sp.eye_array(16)))
+    boxes = jsf.boxes((16, 16), 8)
+    A = jsf.shard(T, MESH, format="csr", by=boxes)
+    local = functools.partial(precond.multigrid, max_coarse=20)
+    r = np.random.default_rng(0).standard_normal(256)
+    wanted = np.zeros(256)
+    sizes = set()
+    for unknowns, _ in blocks_of(A):
+        M = local(jsf.from_scipy(sp.csr_array(T[unknowns][:, unknowns])))
+        wanted[unknowns] = M @ r[unknowns]
+        sizes.add(tuple(rows for rows, _ in M.sizes))
+    assert len(sizes) > 1 and len({len(of) for of in sizes}) == 1
+    np.testing.assert_allclose(apply(precond.schwarz(A, local), r), wanted, rtol=1e-9, atol=1e-9)
+
+
 def elasticity():
     T = jsf.gallery.elasticity(6).tocsr()
     points, boxes = np.indices((6, 6, 6)).reshape(3, -1).T, jsf.boxes((6, 6, 6), 8)
