@@ -104,10 +104,10 @@ def _suited(A: Any) -> str:
     ours = hasattr(A, "entries") and getattr(A, "name", "") != "sharded" and not arguments.is_traced(A)
     if not ours or A.dtype != np.float64 or A.shape[0] != A.shape[1] or importlib.util.find_spec("sparsax") is None:
         return "superlu"
-    if not is_on_cpu(jax.tree.leaves(A)[0]):
+    if A.shape[0] ** 3 < HEAVY or not is_on_cpu(jax.tree.leaves(A)[0]):
         return "superlu"
     host = hosted(A)
-    suits = host.finite and host.symmetric and np.all(host.diagonal > 0)
+    suits = host.finite and host.symmetric and np.all(host.diagonal > 0) and host.envelope[1] > HEAVY  # from above
     return "cholmod" if suits and host.factor_work > HEAVY else "superlu"
 
 
