@@ -58,7 +58,7 @@ def cupy_cg():
     sparse = importlib.import_module("cupyx.scipy.sparse")
     cg = importlib.import_module("cupyx.scipy.sparse.linalg").cg
     A, c = sparse.csr_matrix(scipy.sparse.csr_matrix(S)), cupy.asarray(b)
-    return lambda: cg(A, c, tol=rtol, maxiter=10_000)[0]
+    return lambda: cg(A, c, rtol=rtol, maxiter=10_000)[0]
 
 def scipy_cg():
     return lambda: scipy.sparse.linalg.cg(S, b, rtol=rtol, atol=0.0, maxiter=10_000)[0]

@@ -39,6 +39,9 @@ STALLED = 200  # restarts that must halve the least residuals so far, until thes
 BREAKDOWN, ESTIMATE, TRUE = 10, 20, 100
 SETTLED = 0.1  # times its distance from the wanted pairs: a residual with which the next pair counts as known
 ROUNDED = 100  # times the allowed one: a residual norm that may still be that of rounding
+QR = (
+    lax.linalg.EighImplementation.QR
+)  # a GPU's default for small matrices, Jacobi's, loses digits and mixes decoupled rows
 SPREAD = 1000  # an eigenvalue of the inverse that is larger than others by more hides them
 
 
@@ -343,8 +346,9 @@ def _restart(k: int, which: str, limits: Limits, operator: Operator, state: Stat
     # Locked rows, coupled to nothing, get eigenvalues before all others in their order, and their own in `values`.
     locked, above = place < state.locked, 1 + jnp.sum(jnp.abs(T))
     first = jnp.where(locked, above * (place / m - 2).astype(above.dtype), 0)
-    values, Y = jnp.linalg.eigh(T[:m, :m].real + jnp.diag(first), symmetrize_input=False)
+    Y, values = lax.linalg.eigh(T[:m, :m].real + jnp.diag(first), symmetrize_input=False, implementation=QR)
     values = jnp.where(locked, state.values[:m], values)
+    Y = jnp.where(locked[:, None] | locked, jnp.eye(m, dtype=Y.dtype), Y)
     coupling = T[m, m - 1].real * Y[m - 1]  # the residual of a pair is this multiple of the last row
     residual_norms, size = jnp.abs(coupling), jnp.where(locked, 0, jnp.abs(values))
     largest = jnp.max(size)

@@ -4,10 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.sparse as sp
 import scipy.sparse.linalg as spla
 
 import jaxsparse_fmt as jsf
-from solvers import Status, cg, precond
+from solvers import Status, cg, eigsh, precond
 from solvers.precond import _device_hierarchy
 from tests.solvers.methods import CASES as METHODS
 from tests.solvers.methods import REFINED
@@ -80,3 +81,13 @@ def test_multigrid_set_up_on_the_gpu_takes_the_steps_of_the_hosts(monkeypatch):
     monkeypatch.setattr(_device_hierarchy, "FEW", 2**18)
     sol = cg(A, b, M=precond.multigrid(A), rtol=1e-8)
     assert sol.success and abs(sol.iterations - host.iterations) <= 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_pairs_near_a_singular_shift_are_right(dtype):
+    """Neumann's Laplacian on 20 × 18 points; pairs of its inverse are up to 10^15 times larger than others."""
+    path = lambda n: sp.diags_array([1.0, *[2.0] * (n - 2), 1.0]) - sp.eye_array(n, k=1) - sp.eye_array(n, k=-1)  # noqa: E731
+    S = sp.csr_array(sp.kronsum(path(20), path(18)))
+    sol = eigsh(jsf.from_scipy(S.astype(dtype), "csr"), 4, sigma=0)
+    wanted = np.linalg.eigvalsh(S.toarray())[:4]
+    assert sol.success and np.max(np.abs(np.asarray(sol.eigenvalues) - wanted)) <= 100 * np.finfo(dtype).eps
