@@ -33,8 +33,8 @@ from jaxsparse_fmt.distributed.processes import everyones
 
 Array = jax.Array
 
-# Bytes more to each device for which one collective less is taken: slabs and boxes with large faces take permutes; small
-# pieces, and devices with many neighbours, one all_to_all.
+# Bytes more to each device for which one collective less is taken: slabs and boxes with large faces take permutes;
+# small pieces, and devices with many neighbours, one all_to_all.
 ROUND = 2**21
 # Times the places that permutes fill, to which the buffer of an all_to_all may grow: with few neighbours among many
 # devices it would be as long as a vector.
