@@ -39,9 +39,7 @@ STALLED = 200  # restarts that must halve the least residuals so far, until thes
 BREAKDOWN, ESTIMATE, TRUE = 10, 20, 100
 SETTLED = 0.1  # times its distance from the wanted pairs: a residual with which the next pair counts as known
 ROUNDED = 100  # times the allowed one: a residual norm that may still be that of rounding
-QR = (
-    lax.linalg.EighImplementation.QR
-)  # a GPU's default for small matrices, Jacobi's, loses digits and mixes decoupled rows
+QR = lax.linalg.EighImplementation.QR  # Jacobi's method, a GPU's default for small matrices, loses digits
 SPREAD = 1000  # an eigenvalue of the inverse that is larger than others by more hides them
 
 
@@ -344,7 +342,8 @@ def _restart(k: int, which: str, limits: Limits, operator: Operator, state: Stat
     T = jnp.where(finite, state.T, 0)
     gap = jnp.max(jnp.abs(jnp.triu(T[:m, :m] - jnp.conj(T[:m, :m].T))))
     # Locked rows, coupled to nothing, get eigenvalues before all others in their order, and their own in `values`.
-    locked, above = place < state.locked, 1 + jnp.sum(jnp.abs(T))
+    locked, above = place < state.locked, jnp.maximum(jnp.sum(jnp.abs(T)), jnp.finfo(T.dtype).tiny)
+    # `above` is no larger, since rounding in `eigh` may be relative to it.
     first = jnp.where(locked, above * (place / m - 2).astype(above.dtype), 0)
     Y, values = lax.linalg.eigh(T[:m, :m].real + jnp.diag(first), symmetrize_input=False, implementation=QR)
     values = jnp.where(locked, state.values[:m], values)

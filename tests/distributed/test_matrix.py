@@ -278,7 +278,7 @@ def test_a_copy_has_arrays_of_its_own_and_a_pickle_is_refused_with_a_cure():
     "use",
     [
         lambda A: precond.block_jacobi(A, 4),
-        precond.incomplete_lu,
+        precond.multigrid,
         lambda A: A.entries(),
         lambda A: A.todense(),
         lambda A: A.to_scipy(),
