@@ -33,6 +33,7 @@ class Panel(NamedTuple):
       groups: label and values of each group; None where a value was not measured.
       text: how a value is written.
       reference: where the opponent stands, and its name.
+      log: the axis is logarithmic.
     """
 
     title: str
@@ -40,6 +41,7 @@ class Panel(NamedTuple):
     groups: Sequence[tuple[str, Sequence[float | None]]]
     text: Callable[[float], str] = "{:.2f}".format
     reference: tuple[float, str] | None = None
+    log: bool = False
 
 
 def drawn(panels: Iterable[Panel], look: str) -> str:
@@ -70,10 +72,11 @@ def _panel(panel: Panel, top: float, look: dict) -> tuple[list[str], float]:
         top += 4
     longest = max(len(panel.text(v)) for v in values)
     room, at = WIDTH - 14 - 8 * longest, 0.0
+    low = min(values) / 2
     high = max([*values, panel.reference[0]] if panel.reference else values)
 
     def place(value: float) -> float:
-        return room * value / high
+        return room * (math.log(value / low) / math.log(high / low) if panel.log else value / high)
 
     if panel.reference:
         top += LINE
@@ -212,11 +215,20 @@ def first_calls() -> Panel:
     return Panel(f"CPU time of a first call, {device('first_calls_cpu')}", list(sides), groups, seconds)
 
 
+def solves(what: str) -> Panel:
+    """A solve as users call it, cold and warm."""
+    rows, header = figures.rows_of(what), figures.read(figures.newest(what))["header"]
+    names = ("first solve", "first, programs kept", "later solves")
+    groups = [(row["side"], [row["cold s"], row.get("kept s"), row["warm s"]]) for row in rows]
+    title = f"cg for {rows[0]['problem']}, a million unknowns, to 1e-8: seconds on {header['device']} (log scale)"
+    return Panel(title, names, groups, seconds, log=True)
+
+
 CHARTS: dict[str, tuple[str, Callable[[], Iterable[Panel]]]] = {
     "products": ("speed of products by kind of matrix, against cuSPARSE and SciPy", lambda: [on_gpu(), on_cpu()]),
     "solve": (
-        "times of solves with multigrid and of first calls, and those of others",
-        lambda: [multigrid(), first_calls()],
+        "times of a first and of later solves, and those of CuPy, jax.scipy and SciPy",
+        lambda: [solves("peers_gpu")],
     ),
     "products_gpu": ("speed of products on a GPU by kind of matrix, against cuSPARSE", lambda: [on_gpu()]),
     "products_cpu": ("speed of products on a CPU by kind of matrix, against SciPy", lambda: [on_cpu()]),
