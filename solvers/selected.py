@@ -42,7 +42,8 @@ def inverse_entries(found: OnHost, row: Any, col: Any, i: Any, j: Any) -> np.nda
     It costs some four factorizations if each (j, i) is an entry of A. The recurrence takes L + U as symmetric, free of
     cancellation, and with the entries that are asked for, so that it finds whatever it needs.
     """
-    n, (rows, cols) = found.made.shape[0], places(found)
+    n = found.made.shape[0]
+    rows, cols = (place.astype(np.int64) for place in places(found))  # SuperLU's 32 bits do not hold n² of the keys
     one, other = np.append(rows[row], cols[i]), np.append(cols[col], rows[j])
     ends = np.append(one, other), np.append(other, one)
     pattern = scipy.sparse.csr_array((np.ones(2 * len(one), bool), ends), shape=(n, n))

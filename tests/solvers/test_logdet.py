@@ -7,7 +7,8 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
-from solvers import SolverError, Status, factorized, logdet
+from solvers import SolverError, Status, factorized, logdet, selected, superlu
+from solvers.host import Host
 from tests.lowering import quick_jit
 
 RNG = np.random.default_rng(0)
@@ -76,6 +77,14 @@ def test_the_derivative_of_a_variance_is_that_of_a_dense_inverse():
     of = lambda d: jnp.sum(jnp.sin(factorized(A.with_data(d)).inverse_entries()))  # noqa: E731
     want = lambda d: jnp.sum(jnp.sin(jnp.linalg.inv(dense(S, d))[row, col]))  # noqa: E731
     np.testing.assert_allclose(quick_jit(jax.grad(of))(data), jax.grad(want)(data), rtol=0, atol=1e-10)
+
+
+def test_entries_of_the_inverse_are_right_where_32_bits_do_not_hold_n_squared():
+    n = 50_000
+    S = sp.coo_array(sp.diags_array([-np.ones(n - 1), np.full(n, 2.5), -np.ones(n - 1)], offsets=[-1, 0, 1]))
+    row, col = S.coords
+    X = selected.inverse_entries(superlu.factored(Host(S.tocsc()), ("lu",), "A"), row, col, col, row)
+    np.testing.assert_allclose(np.bincount(row, S.data * X), 1, rtol=1e-12)  # the diagonal of A·A⁻¹
 
 
 def test_vmap_maps_over_values_and_the_hessian_of_few_parameters():
