@@ -15,7 +15,7 @@ from jax import Array, lax
 
 from jaxsparse_fmt._arguments import check_choice
 from jaxsparse_fmt._pytrees import pytree
-from jaxsparse_fmt._tracing import is_on_cpu
+from jaxsparse_fmt._tracing import concrete, is_on_cpu
 from solvers.core import arguments
 from solvers.host import hosted
 from solvers.precond import _checks as checks
@@ -121,27 +121,34 @@ def made(A: Any, library: str, maker: str) -> LibraryFactors:
     """
     if checks.is_transpose(A):
         return made(A.T, library, maker).T
+    if arguments.is_traced(A):
+        return _of_entries(A, library)
+    host = hosted(A)
+    if not host.finite:
+        raise SolverError(Status.NON_FINITE, f"{maker} needs finite entries, and A has a NaN or an infinity")
+    host.check_memory()
+    if library == "cholmod" and not host.symmetric:
+        raise SolverError(Status.NOT_SYMMETRIC, f"{maker}: backend='cholmod' needs a symmetric A; take 'klu'")
+    with concrete():  # inside jit, too, so that a failure is seen while another library may follow
+        F = _of_entries(A, library)
+        if library in ("cholmod", "klu"):
+            _try(F, maker)
+    return F
+
+
+def _of_entries(A: Any, library: str) -> LibraryFactors:
     values = lax.stop_gradient(A.data).astype(jnp.promote_types(A.dtype, jnp.float32))
     row, col, n = A.row_ids, A.col_ids, A.shape[0]
-    if not arguments.is_traced(A):
-        host = hosted(A)
-        if not host.finite:
-            raise SolverError(Status.NON_FINITE, f"{maker} needs finite entries, and A has a NaN or an infinity")
-        host.check_memory()
-        if library == "cholmod" and not host.symmetric:
-            raise SolverError(Status.NOT_SYMMETRIC, f"{maker}: backend='cholmod' needs a symmetric A; take 'klu'")
-        if library in ("cholmod", "klu"):
-            _try(library, n, row, col, values, maker)
     return LibraryFactors(row, col, values, _token(library, n, row, col, values), n, library)
 
 
-def _try(library: str, n: int, row: Array, col: Array, values: Array, maker: str) -> None:
+def _try(F: LibraryFactors, maker: str) -> None:
     """Factors, which the library keeps for the solves."""
     import sparsax  # pyright: ignore[reportMissingImports]
 
-    factor = sparsax.logdet if library == "cholmod" else sparsax.lu_logdet
+    factor = sparsax.logdet if F.library == "cholmod" else sparsax.lu_logdet
     try:
-        jax.block_until_ready(factor(row, col, values.astype(np.float64), n))
+        jax.block_until_ready(factor(F.row, F.col, F.values.astype(np.float64), F.n))
     except (RuntimeError, ValueError) as error:
-        status = Status.NOT_POSITIVE_DEFINITE if library == "cholmod" else Status.SINGULAR
+        status = Status.NOT_POSITIVE_DEFINITE if F.library == "cholmod" else Status.SINGULAR
         raise SolverError(status, f"{maker}: {error}; {status.message}") from None
