@@ -140,6 +140,8 @@ def _is_finite(tree: Any) -> bool:
     if spread and not _are_finite(spread):
         return False
     arrays = [a for a in arrays if not any(a is other for other in spread)]
+    if not arrays:  # which a GPU could not stack
+        return True
     if arguments.memory.device(arrays).platform == "cpu":
         return all(np.isfinite(np.asarray(a)).all() for a in arrays)
     return bool(_are_finite(arrays))

@@ -20,13 +20,8 @@ from solvers.solution import SolverError, Status
 from solvers.superlu import digest_of, kept, of_entries
 
 RECIPE = ("lu",)
-MOVED = (
-    8,
-    32,
-    128,
-    512,
-    2048,
-)  # times eps·(‖A‖/‖M‖ + |sigma|): how far sigma is moved from an eigenvalue, until it helps
+# Times eps·(‖A‖/‖M‖ + |sigma|): how far sigma is moved from an eigenvalue, until it helps.
+MOVED = (8, 32, 128, 512, 2048)
 NEAR = 0.5  # over eps·(‖A‖ + |sigma|·‖M‖): a larger inverse is rounding
 
 
