@@ -32,6 +32,10 @@ STOP = 0.3  # seconds that the end of Python waits for a factorization
 BACKWARD = 100  # units of rounding in a solve whose pivots stay on the diagonal, at most
 
 
+_lock = threading.Lock()
+_ended = threading.Event()  # whether Python ends
+
+
 class Made:
     """SuperLU's object, with its attributes, which the thread that made it drops: in others SciPy never frees it."""
 
@@ -53,7 +57,11 @@ def _in_worker(f: Callable[[], Any]) -> Any:
         except BaseException as error:
             future.set_exception(error)
 
-    _jobs().put(job)
+    with _lock:
+        jobs = _jobs()
+    if _ended.is_set():  # at the end of Python, when nothing need be freed
+        return f()
+    jobs.put(job)
     return future.result()
 
 
@@ -68,6 +76,7 @@ def _jobs() -> queue.SimpleQueue[Callable[[], None] | None]:
             del job
 
     def stop() -> None:  # before Python ends, or SciPy leaves an error in the interpreter
+        _ended.set()
         jobs.put(None)
         thread.join(STOP)
 
@@ -77,8 +86,14 @@ def _jobs() -> queue.SimpleQueue[Callable[[], None] | None]:
     return jobs
 
 
+def _forget_threads() -> None:
+    global _lock
+    _lock = threading.Lock()
+    _jobs.cache_clear()
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_jobs.cache_clear)  # a child has none of its parent's threads
+    os.register_at_fork(after_in_child=_forget_threads)  # a child has none of its parent's threads
 
 
 class OnHost(NamedTuple):
@@ -197,7 +212,6 @@ def _is_accurate(host: Host, found: OnHost) -> bool:
 
 _recent: OrderedDict[bytes, OnHost | None] = OrderedDict()  # by the digest of the entries; None: they have no factors
 _orders = functools.lru_cache(KEPT)(lambda digest: [])  # `ordering` and `order`, by the first half of the digest
-_lock = threading.Lock()
 
 
 def digest_of(n: int, recipe: Recipe, row: Any, col: Any, values: Any) -> bytes:
@@ -214,6 +228,9 @@ def kept(n: int, recipe: Recipe, row: Any, col: Any, values: Any, digest: bytes,
 
     Args:
       room: how many factors stay, these among them.
+
+    Raises:
+      ValueError: the factors do not fit into the memory.
     """
     with _lock:
         if digest in _recent:
@@ -224,7 +241,7 @@ def kept(n: int, recipe: Recipe, row: Any, col: Any, values: Any, digest: bytes,
         host = Host(scipy.sparse.csc_array((values, (row, col)), shape=(n, n)))
         orders = _orders(digest[: DIGEST // 2])
         known = orders[0] if orders else None  # once, since other threads append meanwhile
-        with contextlib.suppress(SolverError, ValueError):
+        with contextlib.suppress(SolverError):
             found = factored(host, recipe, "A", known)
             if known is None or known[0] != found.ordering:
                 orders[:] = [(found.ordering, found.order)]

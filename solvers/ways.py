@@ -316,7 +316,11 @@ def first_success(A: Any, b: Any, x0: Any, settings: Any, facts: Facts, ways: Se
         if np.all((code == Status.CONVERGED) | (code == Status.ROUNDED) | (code == Status.LEAST_SQUARES)):
             if facts.memory is not None:
                 others = (other for other in (*queue, *failed) if other.way != trial.way)
-                facts.memory.keep((trial._replace(steps=0), *others), trial.way.M, None if M is known else M)
+                facts.memory.keep(
+                    (trial._replace(steps=0), *others),
+                    trial.way.M,
+                    None if M is known and facts.memory.has_values else M,
+                )
             return sol
         norm = np.max(np.asarray(arguments.still(sol.residual_norm)), initial=0)
         if best is None or norm < least:
