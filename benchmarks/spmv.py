@@ -21,8 +21,8 @@ The fastest opponent and all of our formats are timed several times in turn, and
 by its own clock (`choose/timing.py`); the table takes those of its candidates that `--others` includes.
 
 A row of the JSON is a matrix and a dtype: `opponents` has µs by method, or the reason for their absence, `ours` the
-prediction, the counts and the time of every timed format, by which `benchmarks.choices` judges the rules of "auto", and
-`predicted` the whole ranking.
+counts and the time of every timed format, by which `benchmarks.choices` judges the rules of "auto", and `predicted` the
+whole ranking.
 """
 
 import contextlib

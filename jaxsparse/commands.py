@@ -222,7 +222,7 @@ COMMANDS = {
     ),
     "info": Command(
         "describe a matrix",
-        "Describes a matrix and ranks the formats by the predicted time of a product.",
+        "Describes a matrix and ranks the formats by the bytes that a product moves.",
         ["matrix.mtx.gz", "- --json < matrix.mtx"],
         [FILE],
     ),
@@ -234,7 +234,7 @@ COMMANDS = {
     ),
     "bench": Command(
         "time the formats",
-        "Times A·x in the formats that rank first, each in its best layout, and compares with the prediction.",
+        "Times A·x in the formats that rank first, each in its best layout, and compares with SciPy.",
         ["matrix.mtx.gz --dtype float32"],
         [
             FILE,

@@ -1,4 +1,4 @@
-"""format="auto", by a cost model (`ranking.py`), and format="tune", by timing (`tune.py`)."""
+"""format="auto", by bytes and a few rules (`ranking.py`), and format="tune", by timing (`tune.py`)."""
 
 from jaxsparse_fmt.choose.ranking import Choice, best_layouts, fitting, rank
 
