@@ -36,9 +36,7 @@ SYSTEMS: dict[str, Callable[[float], Any]] = {
     "convection 3D": lambda s: jsf.gallery.convection_diffusion(int(24 * s)),
     "elasticity": lambda s: jsf.gallery.elasticity(int(14 * s)),
     "biharmonic": lambda s: jsf.gallery.poisson(int(100 * s), dim=2) @ jsf.gallery.poisson(int(100 * s), dim=2),
-    "Helmholtz, complex": lambda s: (
-        jsf.gallery.poisson(int(80 * s), dim=2) - (0.05 + 0.005j) * sp.eye(int(80 * s) ** 2)
-    ),
+    "Helmholtz, complex": lambda s: helmholtz(int(80 * s)),
     "power law": lambda s: laplacian(abs(jsf.gallery.power_law(int(5_000 * s)))),
 }
 
