@@ -147,11 +147,17 @@ def agree(make: Callable[[], dict[str, Any]], mesh: Mesh) -> dict[str, Any]:
     if len({*everyones(digest, mesh).values()}) == 1:
         return made
     (first, theirs), *others = everyones(lambda: {jax.process_index(): words}, mesh).items()
-    differ = ((process, name) for process, ours in others for name in theirs if ours[name] != theirs[name])
-    process, name = next(differ)
+    # Processes that call different functions have arguments of different names.
+    differ = (
+        (process, name, theirs.get(name, "nothing"), ours.get(name, "nothing"))
+        for process, ours in others
+        for name in theirs | ours
+        if ours.get(name) != theirs.get(name)
+    )
+    process, name, of_first, of_other = next(differ)
     error: Any = ValueError(
-        f"the processes disagree on {name}: {theirs[name]} in process {first}, {dict(others)[process][name]} in "
-        f"process {process}; pass the same to this function in all processes"
+        f"the processes disagree on {name}: {of_first} in process {first}, {of_other} in process {process}; pass the "
+        "same to this function in all processes"
     )
     error.is_known_to_all = True
     raise error
