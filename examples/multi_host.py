@@ -44,10 +44,8 @@ def saved_rows(folder: Path, start: int, stop: int) -> sp.csr_array:
     """Rows start to stop of the blocks in a folder; no other block is read."""
     files = sorted(folder.glob("*.npz"), key=lambda file: int(file.stem))
     first = np.array([int(file.stem) for file in files])
-    used = range(
-        np.searchsorted(first, start, "right") - 1,
-        max(np.searchsorted(first, stop), 1),
-    )
+    begin = np.searchsorted(first, start, "right") - 1
+    used = range(begin, max(np.searchsorted(first, stop), begin + 1))
     rows = sp.vstack([sp.load_npz(files[k]) for k in used], format="csr")
     return rows[start - first[used[0]] : stop - first[used[0]]]
 
