@@ -1,9 +1,41 @@
 """Packages whose public names are imported at their first use."""
 
+import difflib
 import importlib
 import sys
+from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
+
+# What the names of other libraries are here.
+_ELSEWHERE = {
+    "spsolve linsolve": "jaxsparse.direct(A, b)",
+    "splu lu cholesky factorize": "jaxsparse.factorized(A)",
+    "spilu ilu": "jaxsparse.precond.ilu(A)",
+    "ic ichol": "jaxsparse.precond.incomplete_cholesky(A)",
+    "amg gamg pyamg": "jaxsparse.precond.multigrid(A)",
+    "csr_matrix csr_array coo_matrix coo_array": "jaxsparse.from_scipy(S), or jaxsparse.from_coo(i, j, a, shape)",
+    "identity eye eye_array": "jaxsparse.from_scipy(scipy.sparse.eye_array(n))",
+    "from_jax from_bcsr": "jaxsparse.from_bcoo(B)",
+    "lsqr lstsq": "jaxsparse.lsmr(A, b)",
+    "eigs eigh": "jaxsparse.eigsh(A, k), for a symmetric A",
+    "slogdet det": "jaxsparse.logdet(A)",
+    "laplacian": "jaxsparse.from_scipy(scipy.sparse.csgraph.laplacian(W))",
+    "dirichlet": "jaxsparse.constrain(A, b, fixed, values)",
+    "mmread": "jaxsparse.read_mtx(path)",
+    "mmwrite write_mtx": "jaxsparse.io.write_mtx(path, A)",
+    "load_npz": "jaxsparse.from_scipy(scipy.sparse.load_npz(path))",
+    "save_npz": "jaxsparse.save(path, A)",
+    "LinearOperator aslinearoperator": "a function of jax.numpy, v -> A·v, as jaxsparse.cg(f, b) takes it",
+}
+_GUESSED = {name: call for names, call in _ELSEWHERE.items() for name in names.split()}
+
+
+def no_attribute(module: ModuleType, name: str, names: Iterable[str]) -> AttributeError:
+    """The error of a module without a name, with the call that was meant."""
+    call, near = _GUESSED.get(name), difflib.get_close_matches(name, names, 1)
+    hint = f"; take {call}" if call else f"; did you mean {near[0]!r}?" if near else ""
+    return AttributeError(f"module {module.__name__!r} has no attribute {name!r}{hint}", name=name, obj=module)
 
 
 class _Package(ModuleType):
@@ -12,7 +44,7 @@ class _Package(ModuleType):
     def __getattr__(self, name: str) -> Any:
         late = vars(self)["_late"]
         if name not in late:
-            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}", name=name, obj=self)
+            raise no_attribute(self, name, late)
         module = importlib.import_module(late[name])
         setattr(self, name, getattr(module, name, module))
         return vars(self)[name]

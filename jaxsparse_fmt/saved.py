@@ -35,6 +35,8 @@ def save(path: str | os.PathLike[str], A: SparseMatrix) -> None:
     Examples:
       >>> js.save(folder / "A.npz", A)
     """
+    if Path(path).suffix in (".mtx", ".gz", ".mat"):
+        raise ValueError(f"save writes .npz, got {str(path)!r}; io.write_mtx(path, A) writes Matrix Market")
     if not isinstance(A, SparseMatrix):
         raise TypeError(
             f"save takes a matrix of this library on one device, got {type(A).__name__}; A.to_scipy() makes a "

@@ -1,6 +1,9 @@
 """`import jaxsparse`: the public names of both packages under one name, each imported at its first use."""
 
+import functools
+import importlib
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -70,3 +73,14 @@ def test_a_command_line_that_runs_nothing_imports_no_library(line):
     code = "import sys; from jaxsparse import commands\ntry: commands.parse(sys.argv[1:])\nexcept SystemExit: pass\n"
     told = printed("-c", code + "print(*sys.modules)", *line.split()).splitlines()[-1].split()
     assert not {"jax", "numpy", "scipy", "jaxsparse_fmt", "solvers", "rich"} & set(told)
+
+
+def test_are_names_of_other_libraries_answered_with_calls_that_exist():
+    for name, call in importlib.import_module("jaxsparse_fmt._late")._GUESSED.items():
+        if not hasattr(jaxsparse, name):
+            with pytest.raises(AttributeError, match=re.escape(f"has no attribute {name!r}; take {call}")):
+                getattr(jaxsparse, name)
+        for path in re.findall(r"jaxsparse\.([\w.]+)\(", call):
+            assert callable(functools.reduce(getattr, path.split("."), jaxsparse))
+    with pytest.raises(AttributeError, match="did you mean 'multigrid'"):
+        jaxsparse.precond.multigird  # noqa: B018

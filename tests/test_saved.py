@@ -192,3 +192,9 @@ def test_a_file_of_scipys_names_its_reader(path):
     scipy.io.savemat(path.with_suffix(".mat"), {"A": S})
     with pytest.raises(ValueError, match="loadmat"):
         jsf.load(path.with_suffix(".mat"))
+
+
+def test_save_refuses_a_name_that_promises_another_format(tmp_path):
+    with pytest.raises(ValueError, match=r"save writes \.npz.*write_mtx"):
+        jsf.save(tmp_path / "A.mtx", jsf.from_scipy(S, "csr"))
+    assert not list(tmp_path.iterdir())
