@@ -56,6 +56,7 @@ def run(space: Space, method: Method, options: Options, steps: int, system: Syst
         safe = chosen(active, work, initial)
         new, now = method.step(space, A, M, safe, now)
         moves, restarts = now.k > k, (now.code == FULL) | (now.code == RESTART)
+        now = now._replace(norm=jnp.where(moves, now.norm, size))  # else it may be that of `initial`
         work = chosen(moves, new, work)
         anew = active & restarts & (now.norm > goal)
         x, work = lax.cond(jnp.any(anew), restarted, lambda x, work, _: (x, work), x, work, anew)

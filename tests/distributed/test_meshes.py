@@ -113,7 +113,7 @@ def test_solves_and_their_gradients_lie_as_the_right_hand_side_does(made):
 @pytest.mark.parametrize(
     "make",
     [
-        *(precond.jacobi, precond.chebyshev, precond.incomplete_cholesky),
+        *(precond.jacobi, precond.chebyshev),
         functools.partial(precond.multigrid, max_coarse=10, theta=0.0),
         functools.partial(precond.multigrid, max_coarse=10, cycle="W"),
     ],

@@ -1,6 +1,7 @@
 """`solve`, which chooses: what it takes, that it goes on where a method fails, and that it never claims too much."""
 
 import functools
+import importlib
 import os
 import pathlib
 import sys
@@ -56,8 +57,12 @@ def test_solve_takes_a_method_that_suits_the_matrix_and_says_why(name):
 
 
 @pytest.mark.deep
-def test_multigrid_follows_where_steps_without_set_up_do_not_suffice():
-    S = jsf.gallery.poisson(400, 2)
+def test_multigrid_follows_where_steps_without_set_up_do_not_suffice(monkeypatch):
+    """On a device so slow that some 170 steps of cg cost as much as multigrid with its steps, and factors more."""
+    ways = importlib.import_module("solvers.ways")
+    monkeypatch.setitem(ways.DEVICES, "cpu", ways.DEVICES["cpu"]._replace(bandwidth=7e8))
+    monkeypatch.setattr(ways, "FLOPS", 1e6)
+    S = jsf.gallery.poisson(100, 2)
     b = S @ np.ones(S.shape[0])
     sol = solve(jsf.from_scipy(S), b, rtol=1e-8)
     assert sol.method == "cg with multigrid" and residual(S, b, sol.x) <= 1e-8

@@ -137,7 +137,9 @@ def test_does_the_scale_of_b_change_neither_answer_nor_effort(case: Case):
         plain, scaled = (Status(int(c)) for c in both.code[:2])
         assert plain is Status.CONVERGED, case
         assert scaled is (Status.CONVERGED if fits else Status.OUT_OF_RANGE), (dtype, of_b)
-        assert abs(int(both.n_iterations[1]) - int(both.n_iterations[0])) <= 3 + 0.1 * int(both.n_iterations[0])
+        steps, more = int(both.n_iterations[0]), int(both.n_iterations[1]) - int(both.n_iterations[0])
+        # An x that leaves the range of the dtype ends the solve at the first look at it.
+        assert more <= 3 + 0.1 * steps and (more >= -3 - 0.1 * steps or not fits)
         residual = norm(scaled_b.astype(big) - A.astype(big) @ np.asarray(both.x[1]).astype(big))
         assert float(both.residual_norm[1]) == pytest.approx(float(residual), rel=1e-2)
 
