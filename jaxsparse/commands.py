@@ -153,7 +153,7 @@ def _argument(name: str, help: str, **options: Any) -> tuple[str, dict[str, Any]
 
 FILE = _argument(
     "file",
-    "Matrix Market, .mtx or .mtx.gz; MATLAB's .mat; .npz of scipy.sparse or jsf.save; - for Matrix Market from "
+    "Matrix Market, .mtx or .mtx.gz; MATLAB's .mat; .npz of scipy.sparse or jaxsparse.save; - for Matrix Market from "
     "standard input",
     type=lambda name: STDIN if name == "-" else name,
     metavar="FILE",
@@ -245,7 +245,7 @@ COMMANDS = {
     ),
     "convert": Command(
         "write a matrix as another file",
-        "Reads a matrix and writes it as Matrix Market, or as the .npz of jsf.save, which holds its format too.",
+        "Reads a matrix and writes it as Matrix Market, or as the .npz of jaxsparse.save, which holds its format too.",
         ["matrix.mtx.gz matrix.npz --format sell", "matrix.npz - | gzip > matrix.mtx.gz"],
         [
             FILE,

@@ -1,7 +1,7 @@
 """Sparse-matrix storage formats for JAX: `A @ x` inside jit, grad, vmap and shard_map, at memory speed on a GPU.
 
-    import jaxsparse_fmt as jsf
-    A = jsf.from_scipy(S)      # or jsf.read_mtx("matrix.mtx.gz")
+    import jaxsparse as js
+    A = js.from_scipy(S)      # or js.read_mtx("matrix.mtx.gz")
     y = A @ x
 
 The solvers are in the package `solvers`.

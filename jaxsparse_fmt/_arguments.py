@@ -41,7 +41,7 @@ def refuse_bcoo(a: Any) -> None:
     if of_jax_sparse(a):
         raise TypeError(
             f"got a sparse matrix of jax.experimental.sparse, {type(a).__name__}, where an array is asked for; "
-            "jaxsparse_fmt.from_bcoo makes a matrix of it, and its todense() an array"
+            "from_bcoo makes a matrix of it, and its todense() an array"
         )
 
 

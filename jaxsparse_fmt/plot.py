@@ -1,7 +1,7 @@
 """Pictures of matrices and of solves: each function draws on an axes of matplotlib.
 
-    import jaxsparse_fmt as jsf
-    jsf.plot.spy(jsf.gallery.power_law(1000))
+    import jaxsparse as js
+    js.plot.spy(js.gallery.power_law(1000))
 
 Every function takes `ax`, the axes to draw on, and returns it; without one it makes a figure in the style of this
 library. Ink has the colour of `matplotlib.rcParams["text.color"]`, so pictures suit dark styles too. matplotlib

@@ -114,7 +114,7 @@ def factorized(A: Any, *, backend: str = "auto") -> Factorized:
     interface to SuperLU lets it keep no more.
 
     Args:
-      A: [n, n] jaxsparse_fmt matrix on one device, in any format.
+      A: [n, n] jaxsparse matrix on one device, in any format.
       backend: "superlu"; "cholmod", for a symmetric positive definite A, or "klu", for circuits, which factor inside
         XLA's program on a CPU, in float64 (`pip install 'jaxsparse[direct]'`); or "cudss", on an NVIDIA GPU
         (`jaxsparse[cudss]`). "auto" takes CHOLMOD where it is installed, and A is large, symmetric with a positive
@@ -153,7 +153,7 @@ def direct(
     """Solves A·x = b by LU factors, where a Krylov method fails or A is small; as SciPy's `spsolve`.
 
     Args:
-      A: [n, n] jaxsparse_fmt matrix on one device. Inside jit it may be traced; then every call factors anew.
+      A: [n, n] jaxsparse matrix on one device. Inside jit it may be traced; then every call factors anew.
       b: [n] or [n, k].
       rtol, atol: as in `cg`; None: eps^(2/3) of the dtype, 4e-11 in float64 and 2e-5 in float32. An rtol below eps is
         taken as eps: 0 asks for an x as accurate as the dtype allows.

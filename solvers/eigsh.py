@@ -74,12 +74,12 @@ def eigsh(
       A: [n, n] matrix: a jaxsparse_fmt format, a dense array, anything with a shape and `@`; or a function v -> A·v,
         which needs v0.
       k: the number of pairs, below n.
-      M: [n, n] jaxsparse_fmt matrix, for the pairs of A·x = λ·M·x; A is then one, too. xᴴ·M·x is 1 for the
+      M: [n, n] jaxsparse matrix, for the pairs of A·x = λ·M·x; A is then one, too. xᴴ·M·x is 1 for the
         eigenvectors. The host factors M, which must be positive definite; with sigma M is not factored, and may be
         semidefinite: infinite eigenvalues, those of its null vectors, are left out.
       which: "LM" largest in magnitude, "LA" largest, "SA" smallest.
       sigma: a real number; the pairs nearest to it are those of the largest eigenvalues of (A − sigma·M)⁻¹·M. The host
-        factors A − sigma·M, at run time if A is traced. A is then a jaxsparse_fmt matrix, and products are solves.
+        factors A − sigma·M, at run time if A is traced. A is then a jaxsparse matrix, and products are solves.
         sigma may be an eigenvalue, as 0 is of a Laplacian or a free body: where A − sigma·M is singular within
         rounding, sigma is lowered by 8·eps·(‖A‖ + |sigma|·‖M‖)/‖M‖, in the norm ‖·‖₁, or by up to 256 times as
         much if M needs it.

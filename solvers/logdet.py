@@ -25,7 +25,7 @@ def logdet(A: Any) -> Array:
     direction costs as much of a matrix of twice the size. The host computes, by SuperLU; a jitted function calls it.
 
     Args:
-      A: [n, n] jaxsparse_fmt matrix on one device, in any format; its values may be traced. Its entries are independent
+      A: [n, n] jaxsparse matrix on one device, in any format; its values may be traced. Its entries are independent
         variables, also where A is symmetric.
 
     Returns:

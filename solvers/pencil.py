@@ -77,8 +77,7 @@ def check(A: Any, M: Any) -> None:
     for a, name in ((A, "A"), (M, "M")):
         if a is not None and not (hasattr(a, "entries") or checks.is_transpose(a)):
             raise TypeError(
-                f"M and sigma need jaxsparse_fmt matrices; {name} is a {type(a).__name__}: convert it with "
-                "jsf.from_scipy"
+                f"M and sigma need jaxsparse matrices; {name} is a {type(a).__name__}: convert it with from_scipy"
             )
     if M is not None and M.shape != A.shape:
         raise ValueError(f"M has shape {M.shape}; with A of shape {A.shape} it must have the same")

@@ -103,7 +103,7 @@ def svds(
     for the largest, s₁; the space may miss an s below √eps·s₁. Derivatives as of `eigsh`.
 
     Args:
-      A: [m, n], a jaxsparse_fmt matrix or a dense array.
+      A: [m, n], a jaxsparse matrix or a dense array.
       k: below m and n.
       v0: start vector, of the shorter side; v0, ncv, maxiter and tol as in `eigsh`, for the eigenvalues s².
 

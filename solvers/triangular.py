@@ -24,7 +24,7 @@ def spsolve_triangular(
     """Solves A·x = b for a triangular A, as SciPy's function of this name. Differentiable to any order in A and b.
 
     Args:
-      A: [n, n] jaxsparse_fmt matrix on one device, in any format. Inside jit its pattern must be known: the function
+      A: [n, n] jaxsparse matrix on one device, in any format. Inside jit its pattern must be known: the function
         closes over the matrix, perhaps with other values, `A.with_data(data)`.
       b: [n] or [n, k].
       lower: whether A is lower triangular, else upper.
@@ -59,7 +59,7 @@ def spsolve_triangular(
     wrong = np.flatnonzero(row < col if lower else row > col)
     if wrong.size:
         at, side, cure = (int(row[wrong[0]]), int(col[wrong[0]])), *(("lower", "tril") if lower else ("upper", "triu"))
-        raise ValueError(f"A is not {side} triangular: it has an entry at {at}; pass jsf.{cure}(A), or use direct")
+        raise ValueError(f"A is not {side} triangular: it has an entry at {at}; pass {cure}(A), or use direct")
     off = row != col
     N = scipy.sparse.csr_array((np.flatnonzero(off), (row[off], col[off])), shape=(n, n))
     data = A.data.astype(jnp.promote_types(A.dtype, jnp.float32))

@@ -116,7 +116,7 @@ REFUSED = {
     "too few indices": ({"indices": np.zeros(3, np.int32)}, "do not fit"),
     "too few values": ({"data": np.ones(3)}, "do not rise from 0 to the 3 entries"),
     "two axes": ({"data": np.ones((8, 8))}, "no array of numbers"),
-    "objects": ({"data": np.array([{}] * 64)}, "no whole file of jsf.save .*allow_pickle=False"),
+    "objects": ({"data": np.array([{}] * 64)}, "no whole file of `save` .*allow_pickle=False"),
 }
 
 

@@ -18,7 +18,7 @@ from jaxsparse_fmt.core.transposed import Transposed
 def constrain(A: Any, b: Any, fixed: Any, values: Any = 0.0) -> tuple[Any, Array]:
     """The system A·x = b with x[fixed] = values: of A's size and pattern, and symmetric (positive definite) if A is.
 
-        A, b = jsf.constrain(A, b, boundary, values)
+        A, b = js.constrain(A, b, boundary, values)
         x = cg(A, b).x                              # x[boundary] is values, as far as cg solves
 
     Rows and columns of `fixed` become zero but for their diagonals, which keep A's numbers (1 where A has zero), and b
@@ -109,6 +109,4 @@ def _check_diagonal(row: Any, col: Any, is_fixed: np.ndarray) -> None:
     lacking = is_fixed.copy()
     lacking[row[row == col]] = False
     if lacking.any():
-        raise ValueError(
-            f"row {np.argmax(lacking)} is fixed and stores no diagonal entry; add one by A + 0 * jsf.eye(n)"
-        )
+        raise ValueError(f"row {np.argmax(lacking)} is fixed and stores no diagonal entry; add one by A + 0 * eye(n)")

@@ -1,4 +1,4 @@
-"""Plans by the names of their operations: `jsf.plan.matmul(A, B)`."""
+"""Plans by the names of their operations: `js.plan.matmul(A, B)`."""
 
 from jaxsparse_fmt.algebra.assembly import assembly as assemble
 from jaxsparse_fmt.algebra.plans import add, matmul, multiply, triple

@@ -1,6 +1,6 @@
 """Plans: the part of an operation that the patterns decide, made once; the call takes the values.
 
-    plan = jsf.plan.matmul(A, B)
+    plan = js.plan.matmul(A, B)
     C = plan(A, B)               # under jit, grad and vmap too
 
 The values of A @ B are a list of the products a[i]·b[j], in the order of C's entries: with b[j] as its values this list

@@ -52,7 +52,7 @@ def read_matrix(args: argparse.Namespace, progress: Progress) -> Csr:
 
 
 def _read_npz(path: str) -> Any:
-    """A matrix of `jsf.save` or of `scipy.sparse.save_npz`."""
+    """A matrix of `save` or of `scipy.sparse.save_npz`."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as file:
             is_scipys = "format.npy" in file.namelist()

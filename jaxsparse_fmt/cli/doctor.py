@@ -21,7 +21,7 @@ from jaxsparse_fmt.kernels.backends import selection
 PACKAGES = ("jax", "jaxlib", "numpy", "scipy", "numba", "absl-py", "matplotlib", "pyamg", "lineax")
 CUSTOM_CALL = re.compile(r'custom_call_target="([^"]+)"')
 TOLERANCES = {"product": 1e-5, "solve": 1e-3}  # in float32, relative to the largest number
-REPORT = "report it with these lines; until then try `with jsf.use_backend('xla')`"
+REPORT = "report it with these lines; until then try `with jaxsparse.use_backend('xla')`"
 CURES = {"cpu": "pip install numba", "gpu": "pip install '.[cuda13]'; GPUs before Ampere, and AMD's, have no kernels"}
 
 

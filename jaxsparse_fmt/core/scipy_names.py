@@ -81,14 +81,14 @@ class ScipyNames:
     def __getitem__(self, index: Any) -> Any:
         raise TypeError(
             f"a sharded matrix has no A[{index!r}]: its rows lie on several devices; take A.to_scipy()[{index!r}], or "
-            "slice the matrix before jsf.shard"
+            "slice the matrix before `shard`"
         )
 
     def __setitem__(self, index: Any, value: Any) -> NoReturn:
         raise TypeError(
             f"a matrix cannot change, as arrays of JAX cannot: for A[{index!r}] = {value!r} make it anew with other "
             "values by A.with_data(A.data.at[k].set(value)), where A.row_ids and A.col_ids tell the entry k, or add a "
-            "matrix of jsf.from_coo"
+            "matrix of `from_coo`"
         )
 
     def dot(self, x: Any) -> Any:

@@ -35,7 +35,7 @@ class ShardedAlgebra(ScipyNames):
     def _times_matrix(self, other: Any) -> Any:
         raise TypeError(
             f"the product of a sharded matrix with a {type(other).__name__} would move entries between devices, which "
-            "no operator does; multiply before `shard`, as in jsf.shard(A.to_scipy() @ B.to_scipy(), mesh)"
+            "no operator does; multiply before `shard`, as in shard(A.to_scipy() @ B.to_scipy(), mesh)"
         )
 
     def _combined(self, operation: str, other: Any, f: Callable[[Array, Array], Array]) -> Any:
@@ -49,7 +49,7 @@ class ShardedAlgebra(ScipyNames):
             if not isinstance(M, ShardedAlgebra):
                 raise TypeError(
                     f"{operation} of sharded matrices moves no entries, so it takes two of the same pattern, got a "
-                    f"{type(M).__name__}; combine the matrices before `shard`, as in jsf.shard(S + S.T, mesh)"
+                    f"{type(M).__name__}; combine the matrices before `shard`, as in shard(S + S.T, mesh)"
                 )
         mine, others = index_arrays(self), index_arrays(other)
         same = jax.tree.structure(self) == jax.tree.structure(other)

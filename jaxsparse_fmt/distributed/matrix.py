@@ -239,7 +239,7 @@ class ShardedMatrix(ShardedAlgebra):
             where = ", ".join(sorted(map(str, held.sharding.device_set))[:4])
             raise ValueError(
                 f"this matrix was moved to {where}, away from the mesh for which it was made, or into another order of "
-                "its devices; leave it out of jax.device_put, or make it anew by jsf.shard on the other mesh"
+                "its devices; leave it out of jax.device_put, or make it anew by `shard` on the other mesh"
             )
 
     @property

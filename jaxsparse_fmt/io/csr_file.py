@@ -67,7 +67,7 @@ def _arrays(path: Path, *names: str) -> list[np.ndarray]:
             members = file.infolist()
         with np.load(path, allow_pickle=False) as found:
             if "format" in found:
-                raise ValueError("it is SciPy's: take jsf.from_scipy(scipy.sparse.load_npz(path))")
+                raise ValueError("it is SciPy's: take from_scipy(scipy.sparse.load_npz(path))")
             if any(one.compress_type != zipfile.ZIP_STORED or one.file_size > path.stat().st_size for one in members):
                 raise ValueError("a member is compressed, or larger than the file")
             arrays = [found[name] for name in names]
@@ -78,9 +78,9 @@ def _arrays(path: Path, *names: str) -> list[np.ndarray]:
         raise
     # Of whatever kind: NumPy parses headers as Python, and damaged bytes may look like another kind of zip.
     except Exception as error:
-        others = "read a .mat by jsf.from_scipy(scipy.io.loadmat(path)[name]), a .mtx by jsf.read_mtx"
+        others = "read a .mat by from_scipy(scipy.io.loadmat(path)[name]), a .mtx by read_mtx"
         raise ValueError(
-            f"{path}: it is no whole file of jsf.save ({error}); save the matrix anew, or {others}"
+            f"{path}: it is no whole file of `save` ({error}); save the matrix anew, or {others}"
         ) from None
 
 

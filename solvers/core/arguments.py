@@ -196,7 +196,7 @@ def refuse_scipy(A: Any, name: str) -> None:
     """Raises TypeError: A is an object of SciPy."""
     if type(A).__module__.partition(".")[0] == "scipy":
         raise TypeError(
-            f"{name} is SciPy's; convert a sparse matrix once with jaxsparse_fmt.from_scipy, and write a "
+            f"{name} is SciPy's; convert a sparse matrix once with from_scipy, and write a "
             "LinearOperator as a function of jax.numpy"
         )
 

@@ -31,8 +31,8 @@ def ours(A: Any, maker: str) -> None:
     """TypeError: not a matrix of jaxsparse_fmt."""
     if not hasattr(A, "entries"):
         raise TypeError(
-            f"{maker} takes a jaxsparse_fmt matrix, got {type(A).__name__}; convert it with jsf.from_scipy, "
-            "jsf.from_bcoo or jsf.from_dense"
+            f"{maker} takes a jaxsparse matrix, got {type(A).__name__}; convert it with from_scipy, "
+            "from_bcoo or from_dense"
         )
 
 
@@ -41,14 +41,14 @@ def on_one_device(A: Any, maker: str) -> None:
     ours(A, maker)
     if getattr(A, "name", None) == "sharded":
         raise ValueError(
-            f"{maker} works on one device, and A is sharded; gather it by jsf.from_scipy(A.to_scipy()), or take a "
+            f"{maker} works on one device, and A is sharded; gather it by from_scipy(A.to_scipy()), or take a "
             "Krylov method with precond.multigrid, precond.schwarz, which has a factorization or an incomplete one for "
             "each device, or precond.block_jacobi"
         )
 
 
 def is_transpose(A: Any) -> bool:
-    """Whether A is the transpose of a jaxsparse_fmt matrix, and not such a matrix itself."""
+    """Whether A is the transpose of a jaxsparse matrix, and not such a matrix itself."""
     return not hasattr(A, "entries") and hasattr(getattr(A, "T", None), "entries")
 
 

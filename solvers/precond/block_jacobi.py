@@ -106,8 +106,8 @@ def block_jacobi(A: Any, block_size: int) -> "BlockJacobi | Schwarz":
         return block_jacobi(A.T, b).T
     if not hasattr(A, "entries") and not isinstance(A, (jax.Array, np.ndarray)):
         raise TypeError(
-            f"block_jacobi takes a jaxsparse_fmt matrix or a dense array, got {type(A).__name__}; convert a SciPy "
-            "matrix with jaxsparse_fmt.from_scipy"
+            f"block_jacobi takes a jaxsparse matrix or a dense array, got {type(A).__name__}; convert a SciPy "
+            "matrix with from_scipy"
         )
     if getattr(A, "name", None) == "sharded":
         return _of_shards(A, b)

@@ -32,7 +32,7 @@ def ilu(A: Any, *, drop_tol: float = 1e-4, fill: float = 10.0) -> IncompleteFact
     as constant.
 
     Args:
-      A: [n, n] jaxsparse_fmt matrix on one device, in any format. M is not symmetric, even if A is. If A is traced, the
+      A: [n, n] jaxsparse matrix on one device, in any format. M is not symmetric, even if A is. If A is traced, the
         host factors and solves at run time; an M made outside jit is faster.
       drop_tol: entries below this, relative to the largest of their column, are dropped; between 0 and 1.
       fill: the entries of the factors are at most about this many times those of A; from 1 up.

@@ -140,7 +140,7 @@ def incomplete_cholesky(A: Any, *, solve_sweeps: int | None = None, shift: float
     as constant, which the implicit derivatives of a solve allow.
 
     Args:
-      A: [n, n] symmetric (Hermitian) positive definite jaxsparse_fmt matrix; only its lower triangle and the real part
+      A: [n, n] symmetric (Hermitian) positive definite jaxsparse matrix; only its lower triangle and the real part
         of its diagonal are used, and the upper one may be missing. M has at least 32 bits. Inside jit its pattern must
         be known: the function closes over the matrix, perhaps with other values, `A.with_data(data)`. A matrix that is
         an argument is traced whole: make M outside, pass M too, and use `M.refreshed(A)`.
@@ -173,7 +173,7 @@ def incomplete_lu(A: Any, *, solve_sweeps: int | None = None, shift: float = 0.0
     from 0.01 until none of these conditions holds.
 
     Args:
-      A: [n, n] jaxsparse_fmt matrix without a zero on its diagonal; inside jit as with `incomplete_cholesky`.
+      A: [n, n] jaxsparse matrix without a zero on its diagonal; inside jit as with `incomplete_cholesky`.
       solve_sweeps: as in `incomplete_cholesky`, but None on a GPU takes the least s up to 10 that leaves a twentieth of
         the errors, else 10 if these halve them, else exact solves by levels.
       shift: as in `incomplete_cholesky`.
@@ -375,7 +375,7 @@ def _check_hermitian(S: Any, eps: float) -> None:
     if difference > 10 * eps * np.max(np.abs(S.data)):
         raise ValueError(
             f"incomplete_cholesky needs a symmetric (Hermitian) matrix, and A differs by {difference:g} from its "
-            "(conjugate) transpose; use incomplete_lu, or pass the lower triangle that you mean, jsf.tril(A)"
+            "(conjugate) transpose; use incomplete_lu, or pass the lower triangle that you mean, tril(A)"
         )
 
 

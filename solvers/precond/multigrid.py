@@ -175,7 +175,7 @@ def multigrid(
       A: [n, n] matrix of jaxsparse_fmt or scipy.sparse. The unknowns of a point are numbered together; the blocks of a
         BSR matrix say how many there are, else dense blocks are looked for: a system whose blocks have holes comes as
         BSR, `S.tobsr((b, b))`. If A is sharded, aggregates lie within shards, and unknowns are not grouped into points.
-        The finest level keeps the format of a jaxsparse_fmt matrix, unless that format sorts rows, and shares its
+        The finest level keeps the format of a jaxsparse matrix, unless that format sorts rows, and shares its
         arrays if the dtype is the same.
       B: [n, k], the near-null space: columns that A maps almost to zero, except at boundaries. In elasticity
         `gallery.rigid_body_modes(points)`. None takes a constant for each unknown of a point.

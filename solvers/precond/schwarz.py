@@ -106,7 +106,7 @@ def schwarz(A: Any, local: Callable[[Any], Any] = ilu, overlap: int = 0) -> Schw
     """The additive Schwarz preconditioner of a sharded matrix; with overlap 0 the block Jacobi method of whole shards.
 
     Args:
-      A: [n, n], sharded, not traced. Its cut matters: `by=jsf.boxes(shape, devices)` of a grid.
+      A: [n, n], sharded, not traced. Its cut matters: `by=js.boxes(shape, devices)` of a grid.
       local: makes the preconditioner of a block, a matrix on one device: `precond.ilu`, `precond.incomplete_cholesky`,
         `precond.incomplete_lu`, `precond.jacobi`, `precond.multigrid`, `factorized`, or one of them with options, by
         `functools.partial`. The result is symmetric if it is and overlap is 0.

@@ -81,7 +81,7 @@ def test_what_is_no_mass_matrix_is_refused():
         eigsh(A, K, M=jsf.from_scipy(sp.csr_array(M + sp.triu(M))))
     with pytest.raises(ValueError, match="it must have the same"):
         eigsh(A, K, M=jsf.from_scipy(sp.eye_array(N + 1, format="csr")))
-    with pytest.raises(TypeError, match=r"convert it with jsf\.from_scipy"):
+    with pytest.raises(TypeError, match=r"convert it with from_scipy"):
         eigsh(S.toarray(), K, M=B)
     sol = eigsh(jsf.from_scipy(sp.csr_array(S + sp.triu(S))), K, M=B)
     assert sol.status is Status.NOT_SYMMETRIC
@@ -280,7 +280,7 @@ def test_a_matrix_that_is_an_argument_of_jit_and_a_traced_mass_are_factored_at_r
 def test_a_matrix_of_scipy_is_refused_with_the_cure():
     S, M = pencil()
     for A, B in ((S, jsf.from_scipy(M)), (jsf.from_scipy(S), M)):
-        with pytest.raises(TypeError, match=r"is a csr_array: convert it with jsf\.from_scipy"):
+        with pytest.raises(TypeError, match=r"is a csr_array: convert it with from_scipy"):
             eigsh(A, K, M=B, sigma=0)
 
 

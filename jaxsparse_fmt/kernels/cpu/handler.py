@@ -48,7 +48,7 @@ HUGE = 4 * 2**20  # bytes; a result of at least this size gets huge pages
 
 UNMADE = (
     "a program that another process has compiled calls a native kernel that this process lacks; compile the program's "
-    'function here once, by jax.jit(f).lower(...).compile(), or for all processes under jsf.use_backend("xla")'
+    'function here once, by jax.jit(f).lower(...).compile(), or for all processes under use_backend("xla")'
 )
 BEYOND = (
     "the pointers of a sparse matrix lead beyond its entries, as after jax.tree.map over all its arrays; scale it by "

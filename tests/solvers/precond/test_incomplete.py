@@ -230,9 +230,9 @@ def test_values_without_factors_are_refused(make, S, message):
 
 def test_what_it_cannot_read_is_refused():
     A = jsf.from_scipy(spd(), "csr")
-    with pytest.raises(TypeError, match="takes a jaxsparse_fmt matrix, got ndarray"):
+    with pytest.raises(TypeError, match="takes a jaxsparse matrix, got ndarray"):
         incomplete_lu(np.eye(3))
-    with pytest.raises(TypeError, match="takes a jaxsparse_fmt matrix, got csr_array"):
+    with pytest.raises(TypeError, match="takes a jaxsparse matrix, got csr_array"):
         incomplete_lu(spd())
     for options, message in (
         ({"solve_sweeps": -1}, "solve_sweeps must be at least 0; got -1"),
