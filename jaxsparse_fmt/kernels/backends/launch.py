@@ -31,7 +31,7 @@ from typing import Any
 import jax
 
 from jaxsparse_fmt.kernels.backends import pairs, tuning
-from jaxsparse_fmt.kernels.backends.jax_versions import varying_like
+from jaxsparse_fmt.kernels.backends.jax_versions import find_triton_dialect, varying_like
 from jaxsparse_fmt.kernels.backends.mosaic import WARPGROUP, Mosaic
 from jaxsparse_fmt.kernels.backends.triton import Interpreted, Triton
 
@@ -76,6 +76,8 @@ def launch(
     from jax.experimental.pallas import triton
 
     interpret = dialect == "interpret"
+    if not interpret:
+        find_triton_dialect()
     threads = block.rows // block.lanes_per_thread
     params = triton.CompilerParams(num_warps=max(threads // tuning.LAUNCH.warp, 1), num_stages=tuning.LAUNCH.stages)
     d = (Interpreted if interpret else Triton)(block.rows, block.lanes_per_thread, tuning.LAUNCH.stream)

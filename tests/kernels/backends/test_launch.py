@@ -1,5 +1,8 @@
 """What a kernel does through its dialect: loads, stores and sums over threads."""
 
+import sys
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -54,6 +57,18 @@ def test_every_block_runs_once():
         d.store(out, block + d.lanes(), d.full(block, jnp.float32), d.lanes() < 1)
 
     np.testing.assert_array_equal(launched(kernel, blocks=5, size=5), np.arange(5))
+
+
+@pytest.mark.parametrize("backend", ["triton", "mosaic"])
+def test_a_lowering_imports_no_module_in_vain(backend, monkeypatch):
+    """Python looks for a module that it does not find anew each time, and MLIR asks for one at each type and value."""
+    A = Layout("csr").of(CASES["irregular"].scipy(), backend=backend)
+    lowered(lambda A, x: A @ x, A, jnp.ones(A.shape[1], A.dtype))  # what is there is imported
+    names = []
+    finder = SimpleNamespace(find_spec=lambda name, *_: names.append(name))
+    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+    lowered(lambda A, x: 2 * (A @ x), A, jnp.ones(A.shape[1], A.dtype))
+    assert names == []
 
 
 def test_what_mosaic_reads_once_leaves_the_cache_first():
