@@ -15,6 +15,11 @@ from jax.sharding import PartitionSpec
 # XLA's older emitters compile a solver for a CPU in about half the time, into programs of the same speed.
 QUICK_TO_COMPILE: dict[str, Any] = {"xla_cpu_use_fusion_emitters": False}
 
+# What must be installed for each of Pallas' dialects. No JAX wheel requires absl.
+DIALECT_MODULES = {"triton": ["jax.experimental.pallas.triton"], "mosaic": ["jax.experimental.pallas.mosaic_gpu"]}
+if jax.__version_info__ < (0, 11):
+    DIALECT_MODULES["mosaic"].append("absl")
+
 
 def is_unknown_option(error: Exception) -> bool:
     """Whether this jaxlib refused to compile since it lacks one of the options of `jax.jit(compiler_options=)`."""

@@ -3,6 +3,7 @@
 import sys
 import warnings
 
+import jax
 import numpy as np
 import pytest
 
@@ -42,6 +43,12 @@ def test_where_lanes_share_memory_mosaic_is_preferred_if_it_is_there(monkeypatch
     assert selection.resolve("xla", "cpu", shared=True) == "xla"
     selection._preferred_dialect.cache_clear()
     monkeypatch.setitem(sys.modules, "jax.experimental.pallas.mosaic_gpu", None)
+    assert selection.resolve("auto", "cuda", shared=True) == "triton"
+
+
+@pytest.mark.skipif(jax.__version_info__ >= (0, 11), reason="Mosaic GPU imports absl before JAX 0.11 alone")
+def test_without_absl_there_is_no_mosaic(monkeypatch, forgetful):
+    monkeypatch.setitem(sys.modules, "absl", None)
     assert selection.resolve("auto", "cuda", shared=True) == "triton"
 
 
