@@ -81,12 +81,16 @@ def solve(
     n = arguments.unknowns(A, b)
     settled(settings, b, n, 10 * n)  # which refuses wrong ones before factors are made
     A = arguments.linear_map(A, n, "A")
+    vectors = {"b": b, "x0": x0}
     if not arguments.is_function(A):
         b = arguments.vectors(b, "b")
         x0 = None if x0 is None else arguments.vectors(x0, "x0")
         given = given | {"rtol": reachable(given["rtol"], A, b)}
         if not isinstance(M, str):
             arguments.preconditioner(M, b)  # which refuses a wrong one
+    # Before the first program over several processes, which would wait for one that has refused its arguments.
+    choice = {"method": method, "symmetric": symmetric, "definite": definite, "remember": remember}
+    arguments.in_basis(A)[1].agree(lambda: vectors | choice | {"M": arguments.described(M)})
     numbers = [given[name] for name in ("rtol", "atol", "maxiter")]
     tries = not (in_trace() or arguments.is_traced(arguments.still((b, x0, numbers))))
     remember = remember and method == "auto" and isinstance(M, str)

@@ -123,6 +123,7 @@ def svds(
             f"k must be below {min(shape)}, the shorter side of A; got {k}. For all singular values take "
             "jnp.linalg.svd of a dense array"
         )
+    arguments.in_bases(A)[1].agree(lambda: {"k": k})
     tall = shape[0] >= shape[1]
     found = eigsh(Square(A, _size(tall, A), tall), k, which="LA", v0=v0, ncv=ncv, maxiter=maxiter, tol=tol)
     return _triples(tall, A, found)

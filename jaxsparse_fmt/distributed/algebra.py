@@ -45,12 +45,14 @@ class ShardedAlgebra(ScipyNames):
           ValueError: the patterns or their distributions differ, or are traced and not the same arrays. TypeError: one
             is no sharded matrix, but its transpose, whose entries lie on other devices, or a matrix of one device.
         """
-        for M in (self, other):
-            if not isinstance(M, ShardedAlgebra):
-                raise TypeError(
-                    f"{operation} of sharded matrices moves no entries, so it takes two of the same pattern, got a "
-                    f"{type(M).__name__}; combine the matrices before `shard`, as in shard(S + S.T, mesh)"
-                )
+        with self._failing_together():
+            for M in (self, other):
+                if not isinstance(M, ShardedAlgebra):
+                    raise TypeError(
+                        f"{operation} of sharded matrices moves no entries, so it takes two of the same pattern, got "
+                        f"a {type(M).__name__}; combine the matrices before `shard`, as in shard(S + S.T, mesh)"
+                    )
+            self._agree(operation=operation)
         mine, others = index_arrays(self), index_arrays(other)
         same = jax.tree.structure(self) == jax.tree.structure(other)
         if same and any(a is not b for a, b in zip(mine, others, strict=True)):
@@ -89,17 +91,19 @@ class ShardedAlgebra(ScipyNames):
                 f"shift(s) of a sharded matrix needs all {n} entries of the diagonal, and its pattern lacks some; use "
                 "`shard` with the matrix after A.shift(0)"
             )
-        s = self._vector(jnp.broadcast_to(s, (n,)) if jnp.ndim(s) == 0 else s, self.range, 0, "shift")
-        return with_values(self, _shifted(self, s))
+        return with_values(self, _shifted(self, self._vector(s, self.range, 0, "shift")))
 
     def _vector(self, d: Any, basis: Any, axis: int, name: str) -> Array:
         with self._failing_together():
             self._check_devices()
-            own = as_floating(d, "d")
-            if own.shape != (self.shape[axis],):
-                raise ValueError(f"{name}(d) takes d of shape ({self.shape[axis]},), got {own.shape}")
-            d = basis.accept(own, d)
-        return d if self.is_entered else basis.enter(d)
+            n = self.shape[axis]
+            vector = as_floating(d, "d")
+            if vector.ndim == 0 and name == "shift":
+                vector = jnp.broadcast_to(vector, (n,))
+            if vector.shape != (n,):
+                raise ValueError(f"{name}(d) takes d of shape ({n},), got {vector.shape}")
+            vector = basis.accept(vector, d)
+        return vector if self.is_entered else basis.enter(vector)
 
 
 def with_values(A: Any, values: tuple[Array, ...]) -> Any:

@@ -131,7 +131,6 @@ def build(
     check_keeps_imaginary(A.dtype, dtype)
     A._check_users_order("multigrid")
     checks.untraced(A)
-    A._agree(B=B, theta=theta, degree=degree, dtype=dtype, max_coarse=max_coarse)
     over = A.range.over
     mesh, axis = over.mesh, over.axis
     exact = np.dtype(np.complex128 if A.dtype.kind == "c" else np.float64)

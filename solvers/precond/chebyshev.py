@@ -138,9 +138,11 @@ def chebyshev(A: Any, degree: int = 4, bounds: Any = None, M: Any = None) -> Che
     n = checks.square(A, "chebyshev")
     degree = arguments.int_at_least(degree, "degree", 0)
     A, M = checks.storable(A, n, "A"), None if M is None else checks.storable(M, n, "M")
-    if bounds is not None:
-        bounds = jnp.stack(arguments.positive_interval(bounds, "bounds"))
-        return Chebyshev(A, M, bounds, degree, estimated=False)
+    ends = None if bounds is None else arguments.positive_interval(bounds, "bounds")
+    in_words = {"degree": degree, "bounds": bounds, "M": arguments.described(M)}
+    arguments.in_basis(A)[1].agree(lambda: in_words)
+    if ends is not None:
+        return Chebyshev(A, M, jnp.stack(ends), degree, estimated=False)
     bounds, smallest = _estimated(A, M)
     if not arguments.is_traced(bounds) and not (0 < bounds[1] < math.inf and smallest >= -ROUNDING * bounds[1]):
         raise ValueError(

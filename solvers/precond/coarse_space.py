@@ -132,14 +132,15 @@ def coarse_space(A: Any, W: Any, M: Any = None) -> CoarseSpace:
         )
     n = checks.square(A, "coarse_space")
     sparse, many = scipy.sparse.issparse(W) or hasattr(W, "to_scipy"), getattr(A, "name", None) == "sharded"
+    given = W
     W = W if sparse else owned(W)
     if len(W.shape) != 2 or W.shape[0] != n or not 1 <= W.shape[1] <= n:
         raise ValueError(f"W must hold one row an unknown, shape ({n}, m) with m from 1 to {n}; got {tuple(W.shape)}")
     if W.shape[1] > LARGEST:
         raise ValueError(f"W has {W.shape[1]} columns, and Wᴴ·A·W is inverted densely; take at most {LARGEST}")
-    given, dtype = floating_dtype(W.dtype, "W"), jnp.result_type(A.dtype, jnp.float32)
-    if given.kind == "c" and not jnp.issubdtype(dtype, jnp.complexfloating):
-        raise TypeError(f"W is complex and A is not; pass real columns, or A.astype({given})")
+    kind, dtype = floating_dtype(W.dtype, "W"), jnp.result_type(A.dtype, jnp.float32)
+    if kind.kind == "c" and not jnp.issubdtype(dtype, jnp.complexfloating):
+        raise TypeError(f"W is complex and A is not; pass real columns, or A.astype({kind})")
     if sparse:
         S = scipy.sparse.csr_array(W.to_scipy() if hasattr(W, "to_scipy") else W)
         with concrete():
@@ -152,12 +153,14 @@ def coarse_space(A: Any, W: Any, M: Any = None) -> CoarseSpace:
         if not arguments.is_traced(W):
             with concrete():
                 _check_columns(W, lambda: matmul(R, W))
-    M = jacobi(A) if M is None else checks.storable(M, n, "M")
+    M = None if M is None else checks.storable(M, n, "M")
     if many:
         from solvers.precond._sharded import crossings
 
         A._check_users_order("coarse space")
+        A._agree(W=given, M=arguments.described(M))
         W, R = crossings(A, S, dtype)
+    M = jacobi(A) if M is None else M
     order = A.domain if many else IDENTITY
     return CoarseSpace(W, R, _coarse(A, W, R, M, order), M, order)
 

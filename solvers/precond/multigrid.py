@@ -222,6 +222,7 @@ def multigrid(
         from solvers.precond import _sharded  # with the code for many devices
 
         stored, smallest = _stored(A, dtype), coarsest(A)
+        A._agree(B=B, cycle=cycle, theta=theta, degree=degree, dtype=stored, max_coarse=smallest)
         start, S, near, theta = _sharded.build(A, B, theta=theta, degree=degree, dtype=stored, max_coarse=smallest)
         coarsening = _hierarchy.Aggregation(near, near.shape[1], theta, smallest)
         below = lambda: _built(A, S, coarsening, cycle, degree, dtype, start)  # noqa: E731
