@@ -72,7 +72,7 @@ format: $(INSTALLED)
 	$(BIN)/ruff format
 
 bench: $(INSTALLED)
-	$(BIN)/python -m benchmarks.spmv $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks spmv $(BENCH_ARGS)
 
 # The site has an environment of its own, so that the tests' does not grow.
 SITE := build/docs

@@ -1,6 +1,6 @@
 """Sums, products and assembly of sparse matrices against SciPy.
 
-    python -m benchmarks.algebra --json out.json            some three minutes on two cores
+    python -m benchmarks algebra --json out.json            some three minutes on two cores
 
 Each figure is the best of several calls, in which all sides take turns; nothing compiles in them. "Eager" finds the
 pattern of the result and its values, "pattern" makes the plan of an assembly, and "new values" is the jitted numeric
@@ -8,8 +8,6 @@ step of a plan. "CPU" sums the seconds of all threads; a ratio is SciPy's second
 """
 
 import argparse
-import functools
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -113,12 +111,8 @@ def measure(case: str, sides: Sides, repeats: int) -> list[Row]:
     return list(best.values())
 
 
-def sections(args: argparse.Namespace) -> report.Sections:
-    made = ((name, functools.partial(measure, name, of, 1 if args.small else 5)) for name, of in cases(args.small))
-    return report.provenance(), made
-
-
-main = functools.partial(report.run, __doc__, sections)
-
-if __name__ == "__main__":
-    sys.exit(main())
+def sections(args: argparse.Namespace, header: dict[str, str]) -> report.Sections:
+    repeats = 1 if args.small else 5
+    return {
+        "algebra": lambda: (row for name, ways in cases(args.small) for row in measure(name, ways, repeats)),
+    }

@@ -1,16 +1,15 @@
 """How often the rules of "auto" take the fastest of the formats that were timed, without a GPU.
 
-    python -m benchmarks.choices benchmarks/results/2026-11-27_suite_h100.json … --json out.json
+    python -m benchmarks choices benchmarks/results/2026-11-27_suite_h100.json … --json out.json
 
-Reads tables of `benchmarks.spmv`, which have the counts of every layout that was timed, as the rules get them
+Reads results of `benchmarks spmv`, which have the counts of every layout that was timed, as the rules get them
 (`formats/footprint.py`). Layouts that "auto" no longer takes are left out.
 """
 
+import argparse
 import dataclasses
 import json
 import math
-import sys
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from statistics import geometric_mean
@@ -31,8 +30,8 @@ FIELDS = {field.name for field in dataclasses.fields(Storage)}
 
 def regret(row: Row) -> float | None:
     """The speed of the layout that costs least over that of the fastest; None if none was timed."""
-    timed = [(storage(of), of["us"]) for of in row["ours"] if "storage" in of and not math.isnan(of["us"])]
-    timed = [(s, us) for s, us in timed if known(s)]
+    timed = [(storage(one), one["us"]) for one in row["ours"] if "storage" in one and not math.isnan(one["us"])]
+    timed = [(s, us) for s, us in timed if s.layout.keys() <= {*FORMATS[s.format].layout_options}]
     if not timed:
         return None
     itemsize = np.dtype(row["dtype"]).itemsize
@@ -41,18 +40,14 @@ def regret(row: Row) -> float | None:
         moved = traffic.bytes_moved(s.nbytes, (row["rows"], row["cols"]), itemsize) + 2 * s.copied * itemsize
         return ranking.cost_on_gpu(s, moved, row["nnz"], itemsize)
 
-    return min(us for _, us in timed) / min(timed, key=lambda of: cost(of[0]))[1]
+    return min(us for _, us in timed) / min(timed, key=lambda one: cost(one[0]))[1]
 
 
-def storage(of: Row) -> Storage:
+def storage(one: Row) -> Storage:
     """The counts of a layout, of earlier tables too."""
-    s = Storage(**{name: value for name, value in of["storage"].items() if name in FIELDS})
+    s = Storage(**{name: value for name, value in one["storage"].items() if name in FIELDS})
     s = dataclasses.replace(s, trips=csr5.TRIPS) if s.format == "csr5" else s
     return dataclasses.replace(s, layout={name: value for name, value in s.layout.items() if value is not False})
-
-
-def known(s: Storage) -> bool:
-    return s.layout.keys() <= {*FORMATS[s.format].layout_options}
 
 
 def judged(rows: Iterable[Row]) -> Row:
@@ -68,22 +63,14 @@ def table(rows: list[Row]) -> Iterator[Row]:
             yield {"card": card, "dtype": dtype} | judged(some)
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = report.arguments(__doc__)
-    parser.add_argument("tables", type=Path, nargs="+", help="results of benchmarks.spmv")
-    args = parser.parse_args(argv)
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("tables", type=Path, nargs="+", help="results of benchmarks spmv")
+
+
+def sections(args: argparse.Namespace, header: dict[str, str]) -> report.Sections:
+    header["tables"] = ", ".join(path.stem for path in args.tables)
     rows = []
     for path in args.tables:
         found = json.loads(path.read_text())
         rows += [row | {"device": found["header"]["device"]} for row in found["rows"]]
-    made = list(table(rows))
-    header = {"date": time.strftime("%Y-%m-%d"), "tables": ", ".join(path.stem for path in args.tables)}
-    header |= report.commit()
-    text = "\n".join([report.line(header), *report.section("choices", made)])
-    report.write(args.json, header, made, text)
-    print(text)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return {"choices": lambda: table(rows)}

@@ -1,24 +1,23 @@
 """What bounds a product on a GPU: counters of Nsight Compute for the kernels of "auto", matrix by matrix.
 
-    python -m benchmarks.counters benchmarks/results/2026-11-27_suite_h100.json --json out.json
+    python -m benchmarks counters benchmarks/results/2026-11-27_suite_h100.json --json out.json
 
-Takes the matrices of tables of `benchmarks.spmv` on which "auto" is less than `--below` times as fast as cuSPARSE, each
-in the type in which it is the slowest.
-Processes make and convert them; then `ncu`, which must be on the PATH, runs this script once more: one product a matrix
-and then a marker, a small kernel of CuPy's. Of several kernels of a product the longest counts. A figure is a fraction
-of what the unit sustains; where no unit is near its peak, loads wait for one another.
+Takes the matrices of results of `benchmarks spmv` on which "auto" is less than `--below` times as fast as cuSPARSE,
+each in the type in which it is the slowest. Processes make and convert them; then `ncu`, which must be on the PATH,
+runs one product a matrix and after each a marker, a small kernel of CuPy's. Of several kernels of a product the longest
+counts. A figure is a fraction of what the unit sustains; if no unit is near its peak, loads wait for one another.
 """
 
+import argparse
 import csv
 import functools
 import json
 import multiprocessing
-import os
 import pickle
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -97,40 +96,32 @@ def counted(lines: list[str]) -> list[Row]:
     return found
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = report.arguments(__doc__)
-    parser.add_argument("tables", type=Path, nargs="+", help="results of benchmarks.spmv; or a folder, within ncu")
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("tables", type=Path, nargs="+", help="results of benchmarks spmv")
     parser.add_argument("--below", type=float, default=1.2, help="times the speed of cuSPARSE; default 1.2")
     parser.add_argument("--workers", type=int, default=8, help="processes that make and convert matrices")
-    args = parser.parse_args(argv)
-    if args.tables[0].is_dir():
-        profiled(args.tables[0])
-        return 0
-    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+
+
+def sections(args: argparse.Namespace, header: dict[str, str]) -> report.Sections:
     rows = [row for table in args.tables for row in json.loads(table.read_text())["rows"] if row["ratio"] < args.below]
     slowest = {row["matrix"]: row for row in sorted(rows, key=lambda row: -row["ratio"])}
     rows = sorted(slowest.values(), key=lambda row: -row["nnz"])  # the longest to make first
-    with tempfile.TemporaryDirectory() as name:
-        log = Path(name, "log.csv")
-        with ProcessPoolExecutor(args.workers, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
-            make = functools.partial(made, Path(name), 1 / 2000 if args.small else 1.0)
-            formats = list(pool.map(make, range(len(rows)), rows))
-        report.log(f"{len(rows)} matrices made")
-        command = [*NCU, "--log-file", str(log), sys.executable, "-m", "benchmarks.counters", name]
-        subprocess.run(command, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
-        counters = counted(log.read_text().splitlines())
-    of_row = zip(rows, formats, counters, strict=True)
-    found = [
-        {"matrix": r["matrix"], "dtype": r["dtype"], "format": of} | c | {"ratio": r["ratio"]} for r, of, c in of_row
-    ]
-    columns = [(key, key) for key in ("matrix", "dtype", "format")]
-    columns += [(key, f"{key}:.2f") for key in METRICS] + [("× cuSPARSE", "ratio:.2f")]
-    header = report.provenance() | {"tables": ", ".join(table.stem for table in args.tables)}
-    text = "\n".join([report.line(header), "", *report.markdown(found, columns)])
-    report.write(args.json, header, found, text)
-    print(text)
-    return 0
 
+    def counters() -> Iterator[Row]:
+        with tempfile.TemporaryDirectory() as name:
+            log = Path(name, "log.csv")
+            spawn = multiprocessing.get_context("spawn")
+            with ProcessPoolExecutor(args.workers, spawn, max_tasks_per_child=1) as pool:
+                make = functools.partial(made, Path(name), 1 / 2000 if args.small else 1.0)
+                formats = list(pool.map(make, range(len(rows)), rows))
+            report.log(f"{len(rows)} matrices made")
+            code = f"import pathlib; from benchmarks import counters; counters.profiled(pathlib.Path({name!r}))"
+            command = [*NCU, "--log-file", str(log), sys.executable, "-c", code]
+            quiet = subprocess.DEVNULL
+            subprocess.run(command, check=True, start_new_session=True, stdin=quiet, stdout=quiet)
+            found = counted(log.read_text().splitlines())
+        for row, format, of_kernel in zip(rows, formats, found, strict=True):
+            row = {"matrix": row["matrix"], "dtype": row["dtype"], "format": format, "ratio": row["ratio"]}
+            yield row | of_kernel
 
-if __name__ == "__main__":
-    sys.exit(main())
+    return {"counters": counters}

@@ -1,6 +1,6 @@
 """Every stage of work with a matrix on one GPU, first call and later ones, beside CuPy's.
 
-    python -m benchmarks.device --json out.json          some three minutes on an H100
+    python -m benchmarks device --json out.json          some three minutes on an H100
 
 "First" includes compiling; "again" is the best of several calls: those that find patterns with a copy of the matrix,
 for which nothing is kept; products 20 at a time. Conversions begin with SciPy's matrix on the host, or with CSR on the
@@ -11,8 +11,6 @@ import argparse
 import functools
 import importlib
 import math
-import sys
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,30 +21,34 @@ import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
 import solvers
-from benchmarks import report
+from benchmarks import report, timing
 from benchmarks.algebra import scattered
 from benchmarks.report import Row
 from solvers import precond
 
 Call = Callable[[], Any]
-ROUNDS, ENOUGH = 5, 2.0  # of later calls; seconds in them after which no round begins
+ROUNDS = 5  # of later calls
+ENOUGH = 2.0  # seconds of them, after which no round begins
 
 
 def seconds(run: Call, wait: Callable[[Any], Any], flights: int) -> tuple[float, float]:
-    """Seconds of the first call, and the least of a call in later rounds of so many."""
-    times = []
-    for calls in [1] + [flights] * ROUNDS:
-        if sum(times[1:]) * flights > ENOUGH:
-            break
-        start = time.perf_counter()
-        wait([run() for _ in range(calls)])
-        times.append((time.perf_counter() - start) / calls)
-    return times[0], min(times[1:])
+    """Seconds of the first call, and the least seconds of a call in later rounds of `flights` calls."""
+
+    def calls(count: int) -> None:
+        wait([run() for _ in range(count)])
+
+    _, first, _ = timing.timed(lambda: calls(1))
+    rounds: list[float] = []
+    while len(rounds) < ROUNDS and sum(rounds) <= ENOUGH:
+        rounds.append(timing.timed(lambda: calls(flights))[1])
+    return first, min(rounds) / flights
 
 
 def row(name: str, run: Call, theirs: Call | None = None, flights: int = 1) -> Row:
+    def wait(_: Any) -> None:
+        _cupy().cuda.Device().synchronize()
+
     first, again = seconds(run, jax.block_until_ready, flights)
-    wait = lambda _: _cupy().cuda.Device().synchronize()  # noqa: E731
     peer = seconds(theirs, wait, flights)[1] if theirs and _on_gpu() else math.nan
     return {"what": name, "first s": first, "again ms": again * 1e3, "CuPy ms": peer * 1e3, "ratio": again / peer}
 
@@ -71,14 +73,18 @@ def fresh(A: Any) -> Any:
 
 def conversions(n: int, k: int) -> Iterator[Row]:
     S = jsf.gallery.poisson(2 * n)
-    A, at = jsf.from_scipy(S, "csr"), scattered(k)
-    r, c = map(jnp.asarray, at[:2])
-    v, shape = jnp.ones(k), (at[2], at[2])
+    A = jsf.from_scipy(S, "csr")
+    row_ids, col_ids, n_rows = scattered(k)
+    r, c, v = jnp.asarray(row_ids), jnp.asarray(col_ids), jnp.ones(k)
+    shape = n_rows, n_rows
     yield row(f"from_scipy, 7 points {2 * n}³", lambda: jsf.from_scipy(S).values, lambda: in_cupy(S))
     yield row(f"asformat('auto'), 7 points {2 * n}³", lambda: fresh(A).asformat("auto").values)
     coo: Any = importlib.import_module("cupyx.scipy.sparse").coo_matrix if _on_gpu() else None
-    w, i, j = map(_cupy().asarray, (np.ones(k), *at[:2])) if _on_gpu() else at
-    tocsr = lambda: coo((w, (i, j)), shape=shape).tocsr()  # noqa: E731
+    w, i, j = map(_cupy().asarray if _on_gpu() else np.asarray, (np.ones(k), row_ids, col_ids))
+
+    def tocsr() -> Any:
+        return coo((w, (i, j)), shape=shape).tocsr()
+
     yield row(f"assembly of {k:.0e} triplets", lambda: jsf.assembly(r, c, shape, "csr")(v).values, tocsr)
     yield row(f"from_coo of {k:.0e} triplets", lambda: jsf.from_coo(r, c, v, shape, "csr").values, tocsr)
 
@@ -165,19 +171,12 @@ def solves(n: int, nodes: int) -> Iterator[Row]:
             yield from (alone, both)
 
 
-def sections(args: argparse.Namespace) -> report.Sections:
+def sections(args: argparse.Namespace, header: dict[str, str]) -> report.Sections:
     n, m, nodes, k = (8, 4, 2000, 10_000) if args.small else (100, 32, 1_000_000, 10_000_000)
-    partial = functools.partial
-    return report.provenance(), [
-        ("conversions", partial(conversions, n, k)),
-        ("algebra", partial(algebra, n, m)),
-        ("preconditioners", partial(preconditioners, n)),
-        ("products", partial(products, n, m, nodes)),
-        ("solves", partial(solves, n, nodes)),
-    ]
-
-
-main = functools.partial(report.run, __doc__, sections)
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return {
+        "conversions": lambda: conversions(n, k),
+        "algebra": lambda: algebra(n, m),
+        "preconditioners": lambda: preconditioners(n),
+        "products": lambda: products(n, m, nodes),
+        "solves": lambda: solves(n, nodes),
+    }

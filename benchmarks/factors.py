@@ -1,6 +1,6 @@
 """Factors: direct solves with new values by each backend, beside SuperLU's two modes, and what determinants cost.
 
-    python -m benchmarks.factors --json out.json     a minute or two on a CPU
+    python -m benchmarks factors --json out.json     a minute or two on a CPU
 
 CPU milliseconds, the least of several calls of one jitted function, each with values that it has not seen. "COLAMD" and
 "symmetric" are SciPy's `splu` with a solve, in its default mode and with MMD of A + Aᵀ, SymmetricMode and a threshold
@@ -10,7 +10,6 @@ of 0.001. "sparsax" calls CHOLMOD alone. A gradient is that of `logdet` by all e
 import argparse
 import functools
 import importlib.util
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,7 +20,7 @@ import scipy.sparse as sp
 import scipy.sparse.linalg as spla
 
 import jaxsparse_fmt as jsf
-from benchmarks import report
+from benchmarks import report, timing
 from benchmarks.report import Row
 from solvers import direct, logdet
 from solvers.host import THRESHOLD
@@ -42,12 +41,7 @@ def circuit(n: int) -> sp.csr_array:
 
 def milliseconds(f: Callable[[float], Any]) -> float:
     jax.block_until_ready(f(1.0))
-    times = []
-    for k in range(ROUNDS):
-        begin = time.process_time()
-        jax.block_until_ready(f(1.5 + k))
-        times.append(1e3 * (time.process_time() - begin))
-    return min(times)
+    return 1e3 * min(timing.timed(lambda k=k: f(1.5 + k))[2] for k in range(ROUNDS))
 
 
 def solves(small: bool) -> Iterator[Row]:
@@ -89,12 +83,5 @@ def determinants(small: bool) -> Iterator[Row]:
         yield {"problem": f"Poisson, {n}²", "n": n * n, "value": value, "gradient": gradient}
 
 
-def sections(args: argparse.Namespace) -> report.Sections:
-    parts = {"solves": solves, "determinants": determinants}
-    return report.provenance(), [(name, functools.partial(part, args.small)) for name, part in parts.items()]
-
-
-main = functools.partial(report.run, __doc__, sections)
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+def sections(args: argparse.Namespace, header: dict[str, str]) -> report.Sections:
+    return {f.__name__: functools.partial(f, args.small) for f in (solves, determinants)}

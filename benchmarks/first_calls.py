@@ -1,6 +1,6 @@
 """The first calls of a process: seconds to import, to compile and to answer, against jax.scipy and lineax.
 
-    python -m benchmarks.first_calls --json out.json          on two cores, some five minutes
+    python -m benchmarks first_calls --json out.json          on two cores, some five minutes
 
 Every figure is of a process of its own, the median of three. The sides take turns, so that load on the machine
 falls on all of them. Peers solve with the same matrix, as a function v -> A @ v. "CPU" is the processor's time of the
@@ -13,12 +13,9 @@ itself on a CPU. On a GPU the seconds that matter are those of the wall, which t
 
 import argparse
 import functools
-import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
+from collections.abc import Iterator
 
 from benchmarks import report
 from benchmarks.report import Row
@@ -97,24 +94,15 @@ SOLVES = (("cg", ""), ("gmres", ""), ("bicgstab", ""), ("cg", "grad"), ("gmres",
 
 
 def child(code: str, cache: str | None = None) -> dict[str, float]:
-    """The figures that a fresh process prints."""
-    own = {"JAX_ENABLE_COMPILATION_CACHE": "false" if cache is None else "true", "PYTHONDONTWRITEBYTECODE": ""}
-    if cache is not None:
-        own |= {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    run = subprocess.run(
-        [sys.executable, "-c", START + code], env=os.environ | own, capture_output=True, text=True, check=False
-    )
-    if run.returncode:
-        raise RuntimeError(run.stderr)
-    return json.loads(run.stdout.splitlines()[-1])
+    """The figures that a fresh process prints; `cache` as in `report.fresh`."""
+    return report.fresh(START + code, cache=cache)
 
 
 def medians(found: list[dict[str, float]]) -> dict[str, float]:
     return {name: statistics.median(f[name] for f in found) for name in found[0]}
 
 
-def first_solves(rounds: int) -> list[Row]:
-    rows = []
+def first_solves(rounds: int) -> Iterator[Row]:
     for method, of in SOLVES:
         found: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
         for _ in range(rounds):
@@ -122,21 +110,16 @@ def first_solves(rounds: int) -> list[Row]:
                 found[side].append(child(SOLVE.format(n=400, side=side, method=method, of=of)))
         cpu = {side: medians(found[side])["cpu"] for side in SIDES}
         name = {"": method, "grad": f"grad of {method}", "hessian": f"hessian·v of {method}"}[of]
-        rows.append({"call": name} | cpu | {"ratio": cpu["ours"] / cpu["jax.scipy"]})
-        report.log(f"{rows[-1]}")
-    return rows
+        yield {"call": name} | cpu | {"ratio": cpu["ours"] / cpu["jax.scipy"]}
 
 
-def ways(rounds: int) -> list[Row]:
+def ways(rounds: int) -> Iterator[Row]:
     """CPU and wall seconds of each method's first call, in a user's jit, with the older emitters, and eager."""
-    rows = []
     for method in METHODS:
         for of, name in (("", "jit"), ("older", "jit, older emitters"), ("eager", "eager")):
             code = SOLVE.format(n=400, side="ours", method=method, of=of)
             found = medians([child(code) for _ in range(rounds)])
-            rows.append({"call": method, "compiled by": name} | found)
-            report.log(f"{rows[-1]}")
-    return rows
+            yield {"call": method, "compiled by": name} | found
 
 
 def others(rounds: int) -> list[Row]:
@@ -154,14 +137,8 @@ def others(rounds: int) -> list[Row]:
     return rows + [{"what": f"{name}, warm", "seconds": s} for name, s in child(EAGER).items()]
 
 
-def sections(args: argparse.Namespace) -> report.Sections:
+def sections(args: argparse.Namespace, header: dict[str, str]) -> report.Sections:
     rounds = 1 if args.small else 3
     child(SOLVE.format(n=400, side="ours", method="cg", of="hessian"))  # Numba compiles
-    made = (("first calls, n = 400", first_solves), ("ways to compile", ways), ("starts and warm calls", others))
-    return report.provenance(), [(name, functools.partial(of, rounds)) for name, of in made]
-
-
-main = functools.partial(report.run, __doc__, sections)
-
-if __name__ == "__main__":
-    sys.exit(main())
+    made = {"first calls, n = 400": first_solves, "ways to compile": ways, "starts and warm calls": others}
+    return {name: functools.partial(rows, rounds) for name, rows in made.items()}

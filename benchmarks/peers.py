@@ -1,6 +1,6 @@
 """One solve as users call it, cold and warm, beside CuPy, jax.scipy and SciPy.
 
-    python -m benchmarks.peers --json out.json     on a GPU, or with JAX_PLATFORMS=cpu on a CPU; about a minute each
+    python -m benchmarks peers --json out.json     on a GPU, or with JAX_PLATFORMS=cpu on a CPU; about a minute each
 
 Conjugate gradients to ‖b − A·x‖ ≤ 1e-8·‖b‖ in float64 for the 7-point Poisson problem on n³ points; b is white noise of
 seed 0, which favours no method. Each side runs in a process of its own. "cold" is the first solve of that process, wall
@@ -12,10 +12,6 @@ the first process of a side fills them, the second one counts.
 
 import argparse
 import functools
-import json
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 
@@ -96,46 +92,24 @@ print(json.dumps({"format": format, "cold s": cold, "warm s": min(times), "resid
 """
 
 
-def child(side: str, n: int, cache: str | None = None) -> Row:
-    """What a fresh process measures.
-
-    Args:
-      cache: a folder of programs that JAX keeps; None: it keeps none.
-
-    Raises:
-      RuntimeError: it fails.
-    """
-    own = {"JAX_ENABLE_COMPILATION_CACHE": "false" if cache is None else "true"}
-    if cache is not None:
-        own |= {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    own |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    command = [sys.executable, "-c", CHILD, side, str(n), str(RTOL), str(WARM)]
-    done = subprocess.run(command, env=os.environ | own, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(done.stderr)
-    return json.loads(done.stdout.splitlines()[-1])
+def solved(side: str, n: int, cache: str | None = None) -> Row:
+    """What a fresh process measures; `cache` as in `report.fresh`."""
+    return report.fresh(CHILD, side, n, RTOL, WARM, cache=cache)
 
 
 def solves(n: int) -> Iterator[Row]:
     on_gpu = report.platform_here() == "gpu"
-    child("jaxsparse, multigrid", 8)  # fills the caches of Numba
+    solved("jaxsparse, multigrid", 8)  # fills the caches of Numba
     if on_gpu:
-        child("CuPy", 8)
+        solved("CuPy", 8)
     for side in ("jaxsparse", "jaxsparse, multigrid", "jax.scipy", *["CuPy"] * on_gpu, "SciPy"):
-        row = child(side, n)
+        row = solved(side, n)
         if side.startswith("jaxsparse"):
             with tempfile.TemporaryDirectory() as cache:
-                child(side, n, cache)
-                row["kept s"] = child(side, n, cache)["cold s"]
+                solved(side, n, cache)
+                row["kept s"] = solved(side, n, cache)["cold s"]
         yield {"problem": f"7-point {n}³", "side": side} | row
 
 
-def sections(args: argparse.Namespace) -> report.Sections:
-    n = 8 if args.small else 100
-    return report.provenance(), [("solves", functools.partial(solves, n))]
-
-
-main = functools.partial(report.run, __doc__, sections)
-
-if __name__ == "__main__":
-    sys.exit(main())
+def sections(args: argparse.Namespace, header: dict[str, str]) -> report.Sections:
+    return {"solves": functools.partial(solves, 8 if args.small else 100)}

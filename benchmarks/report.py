@@ -1,48 +1,76 @@
-"""The frame of a benchmark: arguments, the machine, the time limit, tables and files."""
+"""The frame of a benchmark: options, the machine, tables and files; and a fresh process, for what only one can show."""
 
 import argparse
 import importlib
 import json
-import math
 import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from benchmarks import timing
-
 Row = dict[str, Any]
-# The header, and by name what makes the rows of each section.
-Sections = tuple[dict[str, str], Iterable[tuple[str, Callable[[], Iterable[Row]]]]]
+# By name, what makes the rows of a section.
+Sections = dict[str, Callable[[], Iterable[Row]]]
 
 
-def arguments(doc: str | None) -> argparse.ArgumentParser:
-    """A parser with the options of all benchmarks."""
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="also write the rows here, and the table beside it as .md")
+def run(module: Any, argv: list[str]) -> int:
+    """Makes the rows of each section of a benchmark, writes all of them after every row, and prints tables; returns 0.
+
+    Args:
+      module: has `sections(args, header)`, which may add to the header at any time, and `options(parser)` if it takes
+        options of its own.
+    """
+    name = module.__name__.rpartition(".")[2]
+    parser = argparse.ArgumentParser(
+        f"python -m benchmarks {name}",
+        description=module.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", type=Path, help="also write the rows to this file, and tables of them to its .md")
     parser.add_argument("--small", action="store_true", help="tiny matrices, to try the script")
-    return parser
+    parser.add_argument("--only", nargs="+", help="names of sections; default: all")
+    getattr(module, "options", lambda parser: None)(parser)
+    args = parser.parse_args(argv)
+    if vars(args).get("workers", 1) > 1:
+        os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # several processes share the memory of the GPU
+    jax.config.update("jax_enable_x64", True)
+    header = provenance()
+    sections = module.sections(args, header)
+    if unknown := set(args.only or ()) - set(sections):
+        parser.error(f"--only {sorted(unknown)}: the sections are {', '.join(sections)}")
+    began = time.perf_counter()
+    rows: list[Row] = []
+
+    def keep() -> None:
+        header["took"] = f"{time.perf_counter() - began:.0f} s"
+        if args.json:
+            write(args.json, header, rows)
+
+    for name in args.only or sections:
+        for row in sections[name]():
+            rows.append({"section": name} | row)
+            log(f"{name} {scalars(row)}")
+            keep()
+    keep()
+    print(text(header, rows))
+    return 0
 
 
 def platform_here() -> str:
     return "cpu" if jax.default_backend() == "cpu" else "gpu"
 
 
-def machine(small: bool = False) -> tuple[float, dict[str, str]]:
-    """The bandwidth of a copy in bytes a second, and the header of the tables."""
-    copy = timing.copy_bandwidth(2**24 if small else 2**28 if platform_here() == "cpu" else 2**31)
-    return copy, provenance() | {"copy": f"{copy / 1e9:.0f} GB/s"}
-
-
 def provenance() -> dict[str, str]:
     """Date, hardware, versions and commit, without which a figure cannot be compared."""
-    device, versions = jax.devices()[0], {}
+    device = jax.devices()[0]
+    versions = {}
     for name in ("jax", "jaxlib", "numpy", "scipy", "cupy"):
         try:
             versions[name] = importlib.import_module(name).__version__
@@ -53,12 +81,12 @@ def provenance() -> dict[str, str]:
         "device": device.device_kind if device.platform != "cpu" else _cpu_name(),
         "python": platform.python_version(),
         **versions,
-        **commit(),
+        **_commit(),
     }
 
 
-def commit() -> dict[str, str]:
-    """The commit that is measured, with "-dirty" where files differ from it; empty outside of a repository."""
+def _commit() -> dict[str, str]:
+    """The commit that is measured, with "-dirty" if files differ from it; empty outside of a repository."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude=*"]
     try:
         return {"commit": subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()}
@@ -84,71 +112,58 @@ def reason(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
-def line(header: dict[str, Any]) -> str:
-    """The header in a line."""
-    return ", ".join(f"{k} {v}" for k, v in header.items())
+def scalars(row: Row) -> Row:
+    return {key: value for key, value in row.items() if not isinstance(value, (dict, list))}
 
 
-def markdown(rows: Iterable[Row], columns: Sequence[tuple[str, str]]) -> list[str]:
-    """The lines of a Markdown table, which reads as plain text too.
-
-    Args:
-      columns: heading, and "key" of a text or "key:format" of a number. What a row lacks, and a NaN, stays empty.
-    """
-
-    def cell(row: Row, key: str, spec: str) -> str:
-        value = row.get(key, math.nan)
-        return "" if isinstance(value, float) and math.isnan(value) else format(value, spec)
-
-    keys = [key.partition(":") for _, key in columns]
-    lines = ["| " + " | ".join(heading for heading, _ in columns) + " |"]
-    lines += ["|" + "".join("---:|" if spec else "---|" for *_, spec in keys)]
-    return lines + ["| " + " | ".join(cell(row, key, spec) for key, _, spec in keys) + " |" for row in rows]
+def text(header: dict[str, str], rows: list[Row]) -> str:
+    """The header in a line, and a Markdown table of each section, which reads as plain text too."""
+    lines = [", ".join(f"{key} {value}" for key, value in header.items())]
+    for name in dict.fromkeys(row["section"] for row in rows):
+        lines += ["", f"## {name}", "", *_table([scalars(row) for row in rows if row["section"] == name])]
+    return "\n".join(lines)
 
 
-def section(name: str, rows: list[Row]) -> list[str]:
-    """The lines of a Markdown section with a table of all that the rows hold."""
-    if not rows:
-        return []
-    text = lambda v: f"{v:.3g}" if isinstance(v, float) else str(v)  # noqa: E731
-    shown = ({key: text(v) for key, v in row.items()} for row in rows)
-    return ["", f"## {name}", "", *markdown(shown, [(key, key) for key in rows[0]])]
+def _table(rows: list[Row]) -> Iterable[str]:
+    keys = list(dict.fromkeys(key for row in rows for key in row if key != "section"))
+    numbers = [any(isinstance(row.get(key), (int, float)) for row in rows) for key in keys]
+    yield f"| {' | '.join(keys)} |"
+    yield f"|{'|'.join('---:' if is_number else '---' for is_number in numbers)}|"
+    for row in rows:
+        yield f"| {' | '.join(_cell(row.get(key, '')) for key in keys)} |"
 
 
-def write(path: Path | None, header: dict[str, str], rows: list[Row], table: str) -> None:
-    """The rows as JSON in `path`, and the table beside it as .md; each whole or not at all. None writes nothing."""
-    if path is None:
-        return
+def _cell(value: Any) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    return "" if value != value else f"{value:.3g}"  # a NaN was not measured
+
+
+def write(path: Path, header: dict[str, str], rows: list[Row]) -> None:
+    """The rows as JSON in `path`, and tables of them in its .md; each whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figures = json.dumps({"header": header, "rows": rows}, indent=1, ensure_ascii=False)
-    for name, text in ((path, figures), (path.with_suffix(".md"), table)):
-        scratch = name.with_name(f".{name.name}")
-        scratch.write_text(text + "\n")
-        scratch.replace(name)
+    for target, content in ((path, figures), (path.with_suffix(".md"), text(header, rows))):
+        scratch = target.with_name(f".{target.name}")
+        scratch.write_text(content + "\n")
+        scratch.replace(target)
 
 
-def run(
-    doc: str | None,
-    sections: Callable[[argparse.Namespace], Sections],
-    argv: Sequence[str] | None = None,
-    parser: argparse.ArgumentParser | None = None,
-) -> int:
-    """Makes the rows of each section, writes everything after every row, and prints it; the exit code 0."""
-    parser = parser or arguments(doc)
-    parser.add_argument("--only", nargs="+", help="names of sections, in their order; default: all")
-    args = parser.parse_args(argv)
-    jax.config.update("jax_enable_x64", True)
-    header, made = sections(args)
-    lines, rows, of = [line(header)], [], dict(made)
-    if unknown := set(args.only or ()) - set(of):
-        parser.error(f"--only {sorted(unknown)}: the sections are {', '.join(of)}")
-    for name in args.only or of:
-        found: list[Row] = []
-        for row in of[name]():
-            found.append(row)
-            rows.append({"section": name} | row)
-            log(f"{name} {row}")
-            write(args.json, header, rows, "\n".join(lines + section(name, found)))
-        lines += section(name, found)
-    print("\n".join(lines))
-    return 0
+def fresh(code: str, *arguments: object, cache: str | None = None) -> Row:
+    """What Python prints last, as JSON, when a process of its own runs `code`.
+
+    Args:
+      cache: a folder of programs that JAX keeps; None: it keeps none.
+
+    Raises:
+      RuntimeError: it fails.
+    """
+    settings = {"JAX_ENABLE_COMPILATION_CACHE": "false" if cache is None else "true", "PYTHONDONTWRITEBYTECODE": ""}
+    settings |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    if cache is not None:
+        settings |= {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    done = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    return json.loads(done.stdout.splitlines()[-1])

@@ -1,7 +1,7 @@
 """The scaling of cg over GPUs: weak, strong and irregular; products in a loop, refinement, multigrid.
 
-    python -m benchmarks.scaling --devices 1,8 --json benchmarks/results/scaling.json
-    XLA_FLAGS=--xla_force_host_platform_device_count=8 python -m benchmarks.scaling --small
+    python -m benchmarks scaling --devices 1 8 --json benchmarks/results/scaling.json
+    XLA_FLAGS=--xla_force_host_platform_device_count=8 python -m benchmarks scaling --small
 
 The time of a step comes from 200 more of them. All formats are those that "auto" takes, as for a user; on one device
 the matrix is not sharded. Efficiency is T(1) / T(N) with the same work on every device (weak) and T(1) / (N·T(N)) with
@@ -13,7 +13,6 @@ import argparse
 import dataclasses
 import functools
 import itertools
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -221,24 +220,18 @@ def _multiplied(A: Any, x: jax.Array, times: int) -> jax.Array:
     return jax.lax.fori_loop(0, times, lambda _, x: 0.1 * (A @ x), x)
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = report.arguments(__doc__)
-    counts = lambda text: [int(part) for part in text.split(",")]  # noqa: E731
-    parser.add_argument("--devices", type=counts, help="such as 1,8; default: those of 1, 2, 4, 8 that are there")
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--devices", type=int, nargs="+", help="such as 1 8; default: 1, 2, 4, 8, as far as they exist")
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
     parser.add_argument("--problems", nargs="+", default=[""], help="first words of those to step, as in the tables")
 
-    def sections(args: argparse.Namespace) -> report.Sections:
-        there = len(jax.devices())
-        found = args.devices or [n for n in (1, 2, 4, 8) if n <= there]
-        if max(found) > there or min(found) < 1:
-            parser.error(f"--devices {found}: JAX sees {there}")
-        bench = Bench(sorted(found), args.modes, args.small, args.problems)
-        made = (bench.weak, bench.strong, bench.products, bench.refinement, bench.irregular, bench.multigrid)
-        return report.provenance() | {"devices": str(there)}, [(f.__name__, f) for f in made]
 
-    return report.run(__doc__, sections, argv, parser)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def sections(args: argparse.Namespace, header: dict[str, str]) -> report.Sections:
+    there = len(jax.devices())
+    counts = sorted(args.devices or [n for n in (1, 2, 4, 8) if n <= there])
+    if counts[-1] > there or counts[0] < 1:
+        raise SystemExit(f"--devices {counts}: JAX sees {there}")
+    header["devices"] = str(there)
+    bench = Bench(counts, args.modes, args.small, args.problems)
+    made = (bench.weak, bench.strong, bench.products, bench.refinement, bench.irregular, bench.multigrid)
+    return {f.__name__: f for f in made}

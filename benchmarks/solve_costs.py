@@ -1,6 +1,6 @@
 """How far the estimates of `solve` lie from the clock: set-up and steps of each way that suits a system.
 
-    python -m benchmarks.solve_costs --json out.json          some five minutes on two cores
+    python -m benchmarks solve_costs --json out.json          some five minutes on two cores
 
 Each way gets at most STEPS steps. "ratio" is the measured time over the estimate of the set-up and of the steps taken;
 on a CPU it is the processor's time, which other load lengthens less than the clock's.
@@ -10,8 +10,6 @@ The last section counts the pairs within a factor of 3. JAXSPARSE_MATRICES and J
 import argparse
 import os
 import pathlib
-import sys
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,7 +20,7 @@ import scipy.io
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
-from benchmarks import report
+from benchmarks import report, timing
 from solvers import SolverError, ways
 from solvers.core.settings import DEFAULTS
 from solvers.facts import Facts
@@ -62,12 +60,11 @@ def systems(scale: float) -> Iterator[tuple[str, Any]]:
 
 def measured(f: Callable[[], Any]) -> tuple[Any, float]:
     """The result, and the least seconds of up to three calls after one that compiles."""
-    clock = time.process_time if report.platform_here() == "cpu" else time.perf_counter
-    found, seconds = jax.block_until_ready(f()), []
+    found = jax.block_until_ready(f())
+    seconds: list[float] = []
     while len(seconds) < 3 and sum(seconds) < 2:
-        began = clock()
-        found = jax.block_until_ready(f())
-        seconds.append(clock() - began)
+        found, wall, cpu = timing.timed(f)
+        seconds.append(cpu if report.platform_here() == "cpu" else wall)
     return found, min(seconds)
 
 
@@ -92,7 +89,7 @@ def pair(way: ways.Way, facts: Facts, b: Any) -> report.Row:
     return {"steps": taken, "estimate": guess, "seconds": seconds, "ratio": seconds / guess}
 
 
-def sections(args: argparse.Namespace) -> report.Sections:
+def sections(args: argparse.Namespace, header: dict[str, str]) -> report.Sections:
     ratios: list[float] = []
 
     def kept() -> Iterator[report.Row]:
@@ -104,8 +101,4 @@ def sections(args: argparse.Namespace) -> report.Sections:
         near = sum(1 / FACTOR <= ratio <= FACTOR for ratio in ratios)
         yield {"pairs": len(ratios), f"within a factor of {FACTOR}": near, "share": near / max(len(ratios), 1)}
 
-    return report.provenance(), (("pairs", kept), ("all", counted))
-
-
-if __name__ == "__main__":
-    sys.exit(report.run(__doc__, sections))
+    return {"pairs": kept, "all": counted}

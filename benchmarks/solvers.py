@@ -1,11 +1,12 @@
 """The cost of solving: a step of cg against its floor, refinement, several columns, gradients, multigrid beside PyAMG.
 
-    python -m benchmarks.solvers                  everything, for the device that is there
-    python -m benchmarks.solvers --only multigrid           some six minutes of CPU time
+    python -m benchmarks solvers                  everything, for the device that is there
+    python -m benchmarks solvers --only multigrid           some six minutes of CPU time
 
 The floor of a step is nnz·(value + 4-byte index) + 9 vectors over the measured copy bandwidth: CSR read once, and the
 fewest passes over vectors. "own" counts the bytes of the format that ran instead of CSR's. The time of a step comes
-from 400 more of them. A solve is timed whole, compiled, from call to answer: the median of five. The sides of multigrid
+from 400 more of them. A solve is timed whole, compiled, from call to answer: the median of five,
+on a CPU the least. The sides of multigrid
 solve to 1e-8, and their "warm" figures are of a second call; "cpu" sums the seconds of all threads.
 """
 
@@ -13,7 +14,6 @@ import argparse
 import functools
 import importlib.util
 import math
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,7 +25,6 @@ import scipy.sparse
 import jaxsparse_fmt as jsf
 from benchmarks import report, timing
 from benchmarks.report import Row
-from jaxsparse_fmt.choose.timing import median_seconds
 from solvers import Status, cg, precond, refine
 
 VECTORS = 9  # that a step of cg reads and writes, with the two of its product
@@ -36,9 +35,9 @@ def rhs(S: Any, dtype: Any = np.float64, columns: tuple[int, ...] = ()) -> jax.A
 
 
 def seconds(solve: Callable[..., Any], *args: Any, **options: Any) -> tuple[float, Any]:
-    """Median of five of solve(*args, **options), and the solution."""
-    run = lambda: solve(*args, **options)  # noqa: E731
-    return median_seconds(run, rounds=5, seconds=0.0), jax.block_until_ready(run())
+    """Seconds of solve(*args, **options), and the solution."""
+    run = functools.partial(solve, *args, **options)
+    return timing.seconds_per_call(lambda _: run(), rounds=5, seconds=0.0), jax.block_until_ready(run())
 
 
 def problems(small: bool) -> dict[str, Any]:
@@ -102,8 +101,8 @@ def rigid_motions(A: Any) -> Any:
     """The coarse space of the rigid motions of 6³ boxes, over the diagonal, for the elasticity of a cube of points."""
     m = round((A.shape[0] / 3) ** (1 / 3))
     boxes, points = min(6, m // 2), np.indices((m, m, m)).reshape(3, -1).T
-    of = points * boxes // m @ np.array([boxes**2, boxes, 1])
-    return precond.coarse_space(A, precond.subdomains(jsf.gallery.rigid_body_modes(points), of))
+    box = points * boxes // m @ np.array([boxes**2, boxes, 1])
+    return precond.coarse_space(A, precond.subdomains(jsf.gallery.rigid_body_modes(points), box))
 
 
 def columns(copy: float, small: bool) -> Iterator[Row]:
@@ -121,7 +120,10 @@ def gradient(copy: float, small: bool) -> Iterator[Row]:
     for name, S in problems(small).items():
         A, b = jsf.from_scipy(S), rhs(S)
         w = rhs(S)[::-1]
-        loss = lambda values, b, A=A, w=w: jnp.vdot(w, cg(A._with_values(values), b, rtol=1e-8).x)  # noqa: E731
+
+        def loss(values: Any, b: Any, A: Any = A, w: Any = w) -> Any:
+            return jnp.vdot(w, cg(A._with_values(values), b, rtol=1e-8).x)
+
         value, both = jax.jit(loss), jax.jit(jax.value_and_grad(loss, (0, 1)))
         solve, _ = seconds(value, A.values, b)
         grad, _ = seconds(both, A.values, b)
@@ -194,13 +196,8 @@ def multigrid(copy: float, small: bool) -> Iterator[Row]:
         yield from beside_pyamg(name, *make())
 
 
-def sections(args: argparse.Namespace) -> report.Sections:
-    copy, header = report.machine(args.small)
+def sections(args: argparse.Namespace, header: dict[str, str]) -> report.Sections:
+    copy = timing.copy_bandwidth(args.small)
+    header["copy"] = f"{copy / 1e9:.0f} GB/s"
     made = (steps, refinement, columns, gradient, multigrid)
-    return header, [(f.__name__, functools.partial(f, copy, args.small)) for f in made]
-
-
-main = functools.partial(report.run, __doc__, sections)
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return {f.__name__: functools.partial(f, copy, args.small) for f in made}

@@ -1,4 +1,4 @@
-"""The clocks of the benchmarks: warmed up, many calls in flight, several rounds. A GPU rests between rounds."""
+"""The clock of the benchmarks: of one call, and of many in flight."""
 
 import statistics
 import time
@@ -9,17 +9,25 @@ import jax
 import jax.numpy as jnp
 
 
+def timed(f: Callable[[], Any]) -> tuple[Any, float, float]:
+    """The result of f(), seconds, and the processor's seconds, summed over threads."""
+    wall = time.perf_counter()
+    cpu = time.process_time()
+    result = jax.block_until_ready(f())
+    return result, time.perf_counter() - wall, time.process_time() - cpu
+
+
 def seconds_per_call(
     run: Callable[[int], Any],
-    wait: Callable[[Any], None],
+    wait: Callable[[Any], Any] = jax.block_until_ready,
     *,
     rounds: int = 7,
     seconds: float = 0.03,
 ) -> float:
     """The median time of one `run(i)`, seconds; on a CPU the least, since other processes only add to it.
 
-    A round issues calls back to back for about `seconds` and waits once, so that the cost of a launch hides behind the
-    work before it; `i` counts up, for inputs that rotate.
+    After two calls to warm up, a round issues calls back to back for about `seconds` and waits once, so that the work
+    of one call hides the cost of launching the next; `i` counts up, for inputs that rotate.
 
     A GPU rests before every round as long as the round takes: with its memory at full speed an H200 reaches its limit
     of power in a second or two and lowers its clock by up to a third, and times would depend on earlier work.
@@ -29,41 +37,36 @@ def seconds_per_call(
     wait(run(1))
     one = max(time.perf_counter() - start, 1e-6)
     calls = max(1, min(200, int(seconds / one)))
-    rest = 0.0 if jax.default_backend() == "cpu" else calls * one
+    on_cpu = jax.default_backend() == "cpu"
     times = []
     for _ in range(rounds):
-        time.sleep(rest)
+        time.sleep(0.0 if on_cpu else calls * one)
         start = time.perf_counter()
         for i in range(calls):
             out = run(i)
         wait(out)
         times.append((time.perf_counter() - start) / calls)
-    return min(times) if jax.default_backend() == "cpu" else statistics.median(times)
+    return min(times) if on_cpu else statistics.median(times)
 
 
-def timed(f: Callable[[], Any]) -> tuple[Any, float, float]:
-    """The result of f(), seconds, and the processor's seconds, summed over threads."""
-    wall, cpu = time.perf_counter(), time.process_time()
-    result = jax.block_until_ready(f())
-    return result, time.perf_counter() - wall, time.process_time() - cpu
-
-
-def copy_bandwidth(nbytes: int) -> float:
-    """Bytes a second, read and written, of a plain pass over memory.
+def copy_bandwidth(small: bool = False) -> float:
+    """Bytes a second, read and written, of a plain pass over an array several times as large as the last-level cache.
 
     On a CPU the passes are in place and inside one program, so that neither fresh pages nor the copy of an argument are
     timed; on a GPU fresh memory costs nothing.
-
-    Args:
-      nbytes: size of the array; several times the last-level cache.
     """
     in_place = jax.default_backend() == "cpu"
-    passes, held = 10 if in_place else 1, [jnp.ones(nbytes // 4, jnp.float32)]
-    add = lambda a: jax.lax.fori_loop(0, passes, lambda _, a: a + 1, a)  # noqa: E731
+    nbytes = 2**24 if small else 2**28 if in_place else 2**31
+    passes = 10 if in_place else 1
+    held = [jnp.ones(nbytes // 4, jnp.float32)]
+
+    def add(a: jax.Array) -> jax.Array:
+        return jax.lax.fori_loop(0, passes, lambda _, a: a + 1, a)
+
     compiled = jax.jit(add, donate_argnums=0 if in_place else ())
 
     def run(_: int) -> Any:
         held.append(compiled(held.pop()))
         return held[0]
 
-    return 2 * nbytes * passes / seconds_per_call(run, jax.block_until_ready)
+    return 2 * nbytes * passes / seconds_per_call(run)

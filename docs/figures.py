@@ -89,7 +89,7 @@ def source(command: str, *whats: str) -> Iterator[str]:
     commit = f", commit {first['commit']}" if "commit" in first else ""
     files = ", ".join(f"[{path.stem}](../benchmarks/results/{path.stem}.md)" for path in paths)
     yield f"{count}{first['device']}, {dates}, JAX {first['jax']}, Python {first['python']}{commit}."
-    yield f"All rows: {files}. Made by `python -m benchmarks.{command}`."
+    yield f"All rows: {files}. Made by `python -m benchmarks {command}`."
     yield ""
 
 
@@ -326,7 +326,7 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "counts of held out": lambda: counts(rows_of("suite_held_out_h100")),
     "counters": sourced(counters, f"counters {newest('suite_h100').relative_to(ROOT)}", "counters_h100"),
     "dialects": sourced(lambda: by_class(rows_of("dialects_h200")), "spmv --backends triton mosaic", "dialects_h200"),
-    "columns": sourced(columns, "spmv --what columns", "columns_h200"),
+    "columns": sourced(columns, "columns", "columns_h200"),
     "steps": sourced(steps, "solvers", "solvers_h100"),
     "solves": solves,
     "several GPUs": sourced(several_gpus, "scaling --modes overlap", "scaling_4xh200"),

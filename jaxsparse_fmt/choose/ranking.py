@@ -7,7 +7,7 @@ Each format counts what a product moves (`_footprints`, beside `from_csr`). On a
     all       count as 1.6 MB for each round of loads of the longest row, which one thread walks a few entries at a
               time, or several; and half of what they read of x from the L2 cache
 
-`python -m benchmarks.choices` judges these rules by the committed tables of `benchmarks.spmv`.
+`python -m benchmarks choices` judges these rules by the committed tables of `benchmarks spmv`.
 """
 
 import contextlib

@@ -7,7 +7,8 @@ import pathlib
 import jax
 import pytest
 
-from benchmarks import algebra, choices, device, factors, first_calls, peers, report, scaling
+from benchmarks import choices, first_calls, peers, report, scaling
+from benchmarks.__main__ import main
 from jaxsparse_fmt.choose import ranking
 
 POISSON = scaling.stencil((16, 16, 16), 7)
@@ -15,7 +16,7 @@ POISSON = scaling.stencil((16, 16, 16), 7)
 
 @pytest.mark.deep
 def test_algebra_has_a_row_for_each_way_of_each_operation(tmp_path, capsys):
-    assert algebra.main(["--small", "--json", str(tmp_path / "out.json")]) == 0
+    assert main(["algebra", "--small", "--json", str(tmp_path / "out.json")]) == 0
     rows, table = json.loads((tmp_path / "out.json").read_text())["rows"], capsys.readouterr().out
     assert {"SciPy", "eager", "new values", "pattern"} <= {row["side"].split(",")[0] for row in rows}
     assert all(row["wall"] > 0 and row["cpu"] >= 0 and row["case"] in table for row in rows)
@@ -26,7 +27,7 @@ def test_processes_time_their_first_calls_and_one_that_fails_is_told(tmp_path, m
     monkeypatch.setattr(first_calls, "SOLVES", (("cg", "grad"),))
     monkeypatch.setattr(first_calls, "SIDES", ("ours", "jax.scipy"))
     monkeypatch.setattr(first_calls, "METHODS", ("cg",))
-    assert first_calls.main(["--json", str(tmp_path / "out.json"), "--small"]) == 0
+    assert main(["first_calls", "--json", str(tmp_path / "out.json"), "--small"]) == 0
     rows = json.loads((tmp_path / "out.json").read_text())["rows"]
     assert rows[0]["call"] == "grad of cg" and rows[0]["ratio"] == rows[0]["ours"] / rows[0]["jax.scipy"] > 0
     assert {"import jax", "first cg, n = 1000, wall", "A @ x, warm"} <= {row.get("what") for row in rows}
@@ -38,7 +39,7 @@ def test_processes_time_their_first_calls_and_one_that_fails_is_told(tmp_path, m
 @pytest.mark.deep
 def test_every_library_solves_the_same_system_cold_and_warm(tmp_path, monkeypatch):
     monkeypatch.setattr(report, "platform_here", lambda: "cpu")
-    assert peers.main(["--small", "--json", str(tmp_path / "out.json")]) == 0
+    assert main(["peers", "--small", "--json", str(tmp_path / "out.json")]) == 0
     rows = json.loads((tmp_path / "out.json").read_text())["rows"]
     assert [row["side"] for row in rows] == ["jaxsparse", "jaxsparse, multigrid", "jax.scipy", "SciPy"]
     assert all(row["residual"] <= 1.01 * peers.RTOL and 0 < row["warm s"] < row["cold s"] for row in rows)
@@ -46,7 +47,7 @@ def test_every_library_solves_the_same_system_cold_and_warm(tmp_path, monkeypatc
 
 @pytest.mark.deep
 def test_factors_are_timed_by_every_backend_that_is_installed(tmp_path):
-    assert factors.main(["--small", "--json", str(tmp_path / "out.json")]) == 0
+    assert main(["factors", "--small", "--json", str(tmp_path / "out.json")]) == 0
     rows = json.loads((tmp_path / "out.json").read_text())["rows"]
     assert len(rows) == 6 and all(row["superlu"] > 0 for row in rows[:5]) and rows[5]["gradient"] > 0
 
@@ -63,13 +64,13 @@ def test_efficiencies_are_against_one_device_which_has_what_auto_takes(is_weak, 
 @pytest.mark.deep
 def test_unscaled_systems_run_on_several_devices(capsys):
     sections = "products", "refinement", "multigrid"
-    assert len(jax.devices()) > 1 and scaling.main(["--small", "--only", *sections, "--devices", "1,2"]) == 0
+    assert len(jax.devices()) > 1 and main(["scaling", "--small", "--only", *sections, "--devices", "1", "2"]) == 0
     assert capsys.readouterr().out.count("CONVERGED") == 4
 
 
 @pytest.mark.deep
 def test_every_stage_has_a_first_and_a_later_time(tmp_path):
-    assert device.main(["--small", "--only", "conversions", "algebra", "--json", str(tmp_path / "out.json")]) == 0
+    assert main(["device", "--small", "--only", "conversions", "algebra", "--json", str(tmp_path / "out.json")]) == 0
     rows = json.loads((tmp_path / "out.json").read_text())["rows"]
     assert len(rows) == 9 and all(row["first s"] > 0 and row["again ms"] > 0 for row in rows)
 
