@@ -22,7 +22,6 @@ from jaxsparse_fmt.choose import ranking
 from jaxsparse_fmt.core.matrix import FORMATS
 from jaxsparse_fmt.formats import csr5
 from jaxsparse_fmt.formats.footprint import Storage
-from jaxsparse_fmt.models import traffic
 
 NEAR = 0.97  # of the speed of the fastest that was timed, from which a choice is as good
 FIELDS = {field.name for field in dataclasses.fields(Storage)}
@@ -30,17 +29,19 @@ FIELDS = {field.name for field in dataclasses.fields(Storage)}
 
 def regret(row: Row) -> float | None:
     """The speed of the layout that costs least over that of the fastest; None if none was timed."""
-    timed = [(storage(one), one["us"]) for one in row["ours"] if "storage" in one and not math.isnan(one["us"])]
-    timed = [(s, us) for s, us in timed if s.layout.keys() <= {*FORMATS[s.format].layout_options}]
+    timed = [(storage(one), one) for one in row["ours"] if "storage" in one and not math.isnan(one["us"])]
+    timed = [(s, one) for s, one in timed if s.layout.keys() <= {*FORMATS[s.format].layout_options}]
     if not timed:
         return None
     itemsize = np.dtype(row["dtype"]).itemsize
 
-    def cost(s: Storage) -> float:
-        moved = traffic.bytes_moved(s.nbytes, (row["rows"], row["cols"]), itemsize) + 2 * s.copied * itemsize
-        return ranking.cost_on_gpu(s, moved, row["nnz"], itemsize)
+    def cost(s: Storage, misses: float) -> float:
+        moved = ranking.bytes_moved(s, (row["rows"], row["cols"]), itemsize)
+        return ranking.cost_on_gpu(s, moved, misses, row["nnz"], itemsize)
 
-    return min(us for _, us in timed) / min(timed, key=lambda one: cost(one[0]))[1]
+    costs = [cost(s, one["storage"]["misses"]) for s, one in timed]
+    us = [one["us"] for _, one in timed]
+    return min(us) / us[costs.index(min(costs))]
 
 
 def storage(one: Row) -> Storage:

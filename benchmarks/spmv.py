@@ -168,7 +168,8 @@ class Run:
             return {}
         keeps = selection.shares_memory(selection.resolve(backend, "cuda", shared=True))
         pattern = PatternCounts(S, np.dtype(dtype), self.platform, keeps)
-        return {label(storage): dataclasses.asdict(storage) for storage in choose.storages(pattern)}
+        found = choose.storages(pattern)
+        return {label(s): dataclasses.asdict(s) | {"misses": s.miss_factor * pattern.misses} for s in found}
 
     def timer(self, run: Callable[[int], Any], wait: Callable[[Any], Any], products: int = 1) -> Timer:
         """Times one of the products of each run(i)."""

@@ -1,13 +1,7 @@
 """format="auto": the formats ranked by the bytes that a product moves, by a few rules.
 
-Each format counts what a product moves (`_footprints`, beside `from_csr`). On a GPU
-
-    csr       counts as 1.3 times its bytes: its threads wait for the longest of their rows
-    csr5      a sum that is written by itself counts 2.5 times
-    all       count as 1.6 MB for each round of loads of the longest row, which one thread walks a few entries at a
-              time, or several; and half of what they read of x from the L2 cache
-
-`python -m benchmarks choices` judges these rules by the committed tables of `benchmarks spmv`.
+Each format's `_footprints` counts what a product moves. On a GPU `cost_on_gpu` weighs these bytes by four rules, which
+`python -m benchmarks choices` judges by the committed tables of `benchmarks spmv`.
 """
 
 import contextlib
@@ -25,22 +19,24 @@ from jaxsparse_fmt._text import readable_bytes
 from jaxsparse_fmt._types import Csr, CsrArrays, Target
 from jaxsparse_fmt.core.matrix import FORMATS, SparseMatrix, build
 from jaxsparse_fmt.formats import building, memory
-from jaxsparse_fmt.formats.footprint import L1_ROWS, SECTOR, PatternCounts, Storage
+from jaxsparse_fmt.formats.footprint import SECTOR, PatternCounts, Storage
 from jaxsparse_fmt.kernels.backends import selection
 from jaxsparse_fmt.kernels.cpu.abi import FLOATS
 from jaxsparse_fmt.models import traffic
 
 # GPU, by both suites on an H100 (2026-11-27_suite_h100.md and its second half).
-OF_CSR, REWRITTEN, OF_L2 = 1.3, 2.5, 0.5
-A_TRIP = 1.6e6  # bytes that memory moves between the loads of a thread and their use
-HIDDEN = 0.1  # of the lesser of the two, which the greater does not hide entirely
+OF_CSR = 1.3  # times its bytes, since the threads of a warp wait for their longest row
+ONE_BY_ONE = 2.5  # times the bytes of a sum that is stored by itself
+OF_L2 = 0.5  # times the bytes of x that are read from the L2 cache
+A_TRIP = 1.6e6  # bytes that memory moves in a round of loads of the longest row
+HIDDEN = 0.1  # of the lesser of moving and waiting, which the greater does not hide entirely
 
 # CPU, kernels of Numba for these formats alone (2026-11-26_suite_cpu.md).
 NATIVE = {"csr": 1.05, "dia": 1.0}
 
-# CPU, plain XLA, in places of ELL: a place that XLA passes as it walks the columns of a format; an entry that it
-# scatters to its row, in CSR and wherever slices are too uneven for columns. An index saved is arithmetic added, so
-# bytes do not count. Measured on 2026-11-20.
+# CPU, plain XLA, in places of ELL: a place of a format whose columns XLA adds one by one; an entry that XLA scatters to
+# its row, in CSR and in formats with uneven slices. Decoding a narrow index takes the time that it saves, so bytes do
+# not count. Measured on 2026-11-20.
 WALKED = {"ell": 1.0, "hll": 1.1, "sell": 1.1, "dia": 1.25}
 SCATTERED = 14.0
 
@@ -55,12 +51,12 @@ class Choice:
     Attributes:
       format: name in `FORMATS`.
       layout: its options for `from_scipy`.
-      nbytes: bytes of storage that a product reads. Of a large matrix in "sell", "hdia", "bsr", "dia" and "csr5" an
-        estimate, from a sample of its rows.
-      moved: bytes that a product moves, vectors included and counted once, and a copy of x where it makes one.
+      nbytes: bytes of storage that a product reads; an estimate from a sample of rows for a large matrix in "sell",
+        "hdia", "bsr", "dia" and "csr5".
+      moved: bytes that a product moves: `nbytes`, each vector once, and the copy of x if the product makes one.
       cost: bytes as which the product counts, by the rules; the ranking's key.
       reason: why, in words.
-      unread: bytes of values that are stored beside `nbytes` ("dia").
+      unread: bytes of values that are stored but not in `nbytes` ("dia").
     """
 
     format: str
@@ -111,20 +107,17 @@ def rank(S: Any, dtype: Any = None, platform: str | None = None, backend: str = 
     dtype = floating_dtype(csr.data.dtype, "the matrix") if dtype is None else np.dtype(dtype)
     kernels = _kernels(dtype, platform, backend, device)
     platform = "gpu" if kernels == "gpu" else "cpu"
-    own = selection.active_backend(backend)
-    keeps = platform == "gpu" and selection.shares_memory(selection.resolve(own, "cuda", shared=True))
+    shared = selection.resolve(selection.active_backend(backend), "cuda", shared=True) if platform == "gpu" else "xla"
+    pattern = PatternCounts(csr, dtype, platform, selection.shares_memory(shared))
     formats = [name for name in FORMATS if kernels != "numba" or name in NATIVE]
-    pattern = PatternCounts(csr, dtype, platform, keeps)
-    choices = [_choice(s, csr, dtype.itemsize, kernels) for s in storages(pattern, formats)]
+    choices = [_choice(s, pattern, kernels) for s in storages(pattern, formats)]
     return sorted(choices, key=lambda c: c.cost)
 
 
 def storages(pattern: PatternCounts, formats: Iterable[str] = FORMATS) -> Iterator[Storage]:
     """The storages of formats that `auto` may take."""
     for name in formats:
-        for storage in FORMATS[name]._footprints(pattern):
-            misses = storage.misses * pattern.misses(L1_ROWS) if pattern.on_gpu else 0.0  # not known for a CPU
-            yield dataclasses.replace(storage, misses=misses)
+        yield from FORMATS[name]._footprints(pattern)
 
 
 def _kernels(dtype: np.dtype, platform: str | None, backend: str, device: Any) -> str | None:
@@ -173,15 +166,15 @@ def fitting(choices: list[Choice], csr: Csr, dtype: Any, max_bytes: float | None
       True
     """
     free = memory.free()
-    held = lambda c: c.nbytes + c.unread  # noqa: E731
-    allowed = [c for c in choices if max_bytes is None or held(c) <= max_bytes]
+    allowed = [c for c in choices if max_bytes is None or c.nbytes + c.unread <= max_bytes]
     fit = [c for c in allowed if free is None or (c.moved + c.unread) * ROOM <= free]
     if fit:
         return fit
-    least = min(choices, key=held)
-    takes = f"the matrix takes at least {readable_bytes(held(least))}, in {least.format!r}"
+    least = min(choices, key=lambda c: c.nbytes + c.unread)
+    held = least.nbytes + least.unread
+    takes = f"the matrix takes at least {readable_bytes(held)}, in {least.format!r}"
     if not allowed:
-        raise building.TooLarge(f"{takes}; max_bytes={max_bytes} allows none, max_bytes={held(least)} would")
+        raise building.TooLarge(f"{takes}; max_bytes={max_bytes} allows none, max_bytes={held} would")
     assert free is not None  # or all that is allowed would fit
     cure = "free some of it, or use a device with more"
     narrow = {"float64": "float32", "complex128": "complex64", "float32": "bfloat16"}.get(np.dtype(dtype).name)
@@ -207,26 +200,28 @@ def store(choices: list[Choice], csr: Csr, target: Target) -> tuple[SparseMatrix
     return build(csr, last.format, target, **last.layout), last
 
 
-def _choice(s: Storage, csr: Csr, itemsize: int, kernels: str | None) -> Choice:
-    moved = traffic.bytes_moved(s.nbytes, csr.shape, itemsize) + 2 * s.copied * itemsize
+def _choice(s: Storage, pattern: PatternCounts, kernels: str | None) -> Choice:
+    csr, itemsize = pattern.csr, pattern.itemsize
+    moved = bytes_moved(s, csr.shape, itemsize)
     if kernels is None:
         places = (WALKED[s.format] if s.by_columns else SCATTERED) * s.places
         cost = places * (itemsize + 4) + sum(csr.shape) * itemsize
     elif kernels == "numba":
         cost = NATIVE[s.format] * moved
     else:
-        cost = cost_on_gpu(s, moved, csr.nnz, itemsize)
-    words = list(s.words)
-    if s.cut:
-        words += [f"{s.cut} rows cut"]
-    if csr.nnz < s.places:
-        words += [f"{1 - csr.nnz / s.places:.0%} padding"]
-    reason = ", ".join([f"{readable_bytes(moved)} a product", *words])
+        cost = cost_on_gpu(s, moved, s.miss_factor * pattern.misses, csr.nnz, itemsize)
+    padding = [f"{1 - csr.nnz / s.places:.0%} padding"] if csr.nnz < s.places else []
+    reason = ", ".join([f"{readable_bytes(moved)} a product", *s.words, *padding])
     return Choice(s.format, s.layout, s.nbytes, moved, cost, reason, s.unread)
 
 
-def cost_on_gpu(s: Storage, moved: int, nnz: int, itemsize: int) -> float:
-    """Bytes as which a product counts."""
-    memory = (OF_CSR if s.format == "csr" else 1) * (moved + (REWRITTEN - 1) * s.written * itemsize)
+def bytes_moved(s: Storage, shape: tuple[int, int], itemsize: int) -> int:
+    """Bytes that a product moves, the copy of x included."""
+    return traffic.bytes_moved(s.nbytes, shape, itemsize) + 2 * s.copied * itemsize
+
+
+def cost_on_gpu(s: Storage, moved: int, misses: float, nnz: int, itemsize: int) -> float:
+    """Bytes as which a product counts; `misses`: of the L1 cache for an entry's x."""
+    memory = (OF_CSR if s.format == "csr" else 1) * (moved + (ONE_BY_ONE - 1) * s.written * itemsize)
     waited = s.trips * A_TRIP
-    return max(memory, waited) + HIDDEN * min(memory, waited) + OF_L2 * SECTOR * s.misses * nnz
+    return max(memory, waited) + HIDDEN * min(memory, waited) + OF_L2 * SECTOR * misses * nnz

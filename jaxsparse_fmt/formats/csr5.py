@@ -57,7 +57,7 @@ from jaxsparse_fmt.formats.base import (
     storage_format,
 )
 from jaxsparse_fmt.formats.csr import THREADS
-from jaxsparse_fmt.formats.footprint import L1_ROWS, PatternCounts, Storage
+from jaxsparse_fmt.formats.footprint import PatternCounts, Storage
 from jaxsparse_fmt.kernels import coordinates, csr5, spmv
 from jaxsparse_fmt.kernels.backends.tuning import LAUNCH
 from jaxsparse_fmt.kernels.layout.address import Slices, expand_ptr
@@ -239,7 +239,7 @@ class CSR5(ByEntries):
         hottest, options = min(HOT_BYTES // number, n_cols // 4), [(0, False)]
         if n_cols * number >= SMALL_X:
             options += [(hottest, False)]
-            options += [(0, True)] if pattern.shares_memory and pattern.misses(L1_ROWS) >= KEPT_MISSES else []
+            options += [(0, True)] if pattern.shares_memory and pattern.misses >= KEPT_MISSES else []
         for hot, keep_sums in options:
             (lanes, depth), segments = csr5_tiles.tiled(csr, keep_sums, laid=False)
             uncut, n_tiles = segments.cut is None, segments.tiles(lanes * depth)
@@ -253,18 +253,19 @@ class CSR5(ByEntries):
             index = (2 if held else 4) * places + 4 * n_tiles * (lanes + 1 + min(held, default=0))
             index += (8 * n_cut + 4 if n_cut else 0) + (4 * n_cols if hot else 0)
             words = f"the {hot} most used columns first" if hot else f"columns in {16 if held else 32} bits"
+            remarks = [words]
+            remarks += ["sums written together"] if keep_sums else []
+            remarks += [f"{n_cut} rows cut"] if n_cut else []
             yield Storage(
                 cls.name,
                 {"tile_shape": (lanes, depth), "hot": hot, "keep_sums": keep_sums},
                 round(places * pattern.itemsize + index),
                 places,
                 TRIPS,
-                by_columns=False,
-                cut=n_cut,
-                misses=pattern.missed_beside(L1_ROWS, hot) if hot else 1.0,
+                miss_factor=pattern.miss_factor(hot) if hot else 1.0,
                 written=0 if keep_sums else n_segments,
                 copied=n_cols if hot else 0,
-                words=(words, "sums written together") if keep_sums else (words,),
+                words=tuple(remarks),
             )
 
 

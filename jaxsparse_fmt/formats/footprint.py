@@ -1,7 +1,7 @@
-"""The size of a storage in bytes, places and threads' steps, counted before anything is stored.
+"""The size of a storage in bytes, places and loads, counted before anything is stored.
 
-Every format that `format="auto"` may take yields a `Storage` for each layout that may be fast, from `_footprints`
-beside `from_csr`; `choose/ranking.py` turns these into seconds.
+Every format that `format="auto"` may take yields a `Storage` for each layout that may be fast, by its method
+`_footprints`; `choose/ranking.py` ranks them.
 """
 
 import dataclasses
@@ -32,13 +32,12 @@ class Storage:
       nbytes: read by a product.
       places: stored, padding included.
       trips: rounds of loads that the thread of the longest row makes.
-      by_columns: whether XLA goes by columns (`kernels/spmv.py`).
-      cut: rows that continue in pieces, whose sums another kernel adds.
-      misses: of the L1 cache for an entry's x, 0 to 1; as `_footprints` yields it, the factor on the pattern's misses.
-      written: rows that are written one by one, when their sums are complete.
-      copied: numbers of x that a separate kernel copies into another order before the product.
-      unread: bytes of values that are stored but that no product reads.
-      words: a remark for the reason of the choice.
+      by_columns: whether plain XLA adds column by column of the storage (`kernels/spmv.py`).
+      miss_factor: factor on the L1 cache's misses for the pattern's reads of x.
+      written: rows whose sums are stored one by one.
+      copied: entries of x that a separate kernel first copies into another order.
+      unread: bytes of values that no product reads.
+      words: remarks for the reason of the choice.
     """
 
     format: str
@@ -47,8 +46,7 @@ class Storage:
     places: int
     trips: int
     by_columns: bool = True
-    cut: int = 0
-    misses: float = 1.0
+    miss_factor: float = 1.0
     written: int = 0
     copied: int = 0
     unread: int = 0
@@ -60,7 +58,7 @@ Storages = Iterator[Storage]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PatternCounts:
-    """A canonical matrix, and the counts that the footprints of several formats share, each made once.
+    """A canonical matrix, and counts that the footprints of several formats share, each made once.
 
     Attributes:
       csr: on the host or on a device.
@@ -84,7 +82,7 @@ class PatternCounts:
 
     @property
     def a_sector(self) -> int:
-        """Numbers of x in a sector; values of 16 bits multiply an x of 32."""
+        """Entries of x in a sector; values of 16 bits multiply an x of 32."""
         return SECTOR // max(self.itemsize, 4)
 
     @functools.cached_property
@@ -98,33 +96,34 @@ class PatternCounts:
         return building.has_zeros(self.csr, self.dtype)
 
     @functools.cached_property
-    def widths(self) -> Callable[..., np.ndarray]:
-        """widths(slice_size): the longest row of each slice, int64 [n_slices]."""
-        lengths = building.rows_of(self.csr).lengths
-        of_some = building.longest_by_slice(lengths, building.SOME)
+    def _lengths(self) -> Any:
+        return building.rows_of(self.csr).lengths
 
-        def widths(slice_size: int) -> np.ndarray:
-            if slice_size % building.SOME == 0:
-                return building.longest_by_slice(of_some, slice_size // building.SOME)
-            return building.longest_by_slice(lengths, slice_size)
+    @functools.cached_property
+    def _lengths_of_some(self) -> np.ndarray:
+        return building.longest_by_slice(self._lengths, building.SOME)
 
-        return functools.cache(widths)
+    def widths(self, slice_size: int) -> np.ndarray:
+        """The longest row of each slice, int64 [n_slices]."""
+        if slice_size % building.SOME == 0:
+            return building.longest_by_slice(self._lengths_of_some, slice_size // building.SOME)
+        return building.longest_by_slice(self._lengths, slice_size)
 
     @functools.cached_property
     def sample(self) -> Callable[[int], statistics.Sample]:
         """sample(window), as in `statistics.sample`, of windows of `WINDOW` rows where those hold whole ones."""
-        of = functools.cache(functools.partial(statistics.sample, self.csr))
-        return lambda window: of(WINDOW if WINDOW % window == 0 else window)
+        kept = functools.cache(functools.partial(statistics.sample, self.csr))
+        return lambda window: kept(WINDOW if WINDOW % window == 0 else window)
 
     @functools.cached_property
-    def misses(self) -> Callable[[int], float]:
-        """misses(block), as in `statistics.misses`."""
-        some = lambda block: self.sample(min(block, max(self.csr.shape[0], 1)))  # noqa: E731
-        return functools.cache(lambda block: statistics.misses(some(block), block, self.a_sector))
+    def misses(self) -> float:
+        """Misses of the L1 cache for an entry's x, 0 to 1 (`statistics.misses`)."""
+        some = self.sample(min(L1_ROWS, max(self.csr.shape[0], 1)))
+        return statistics.misses(some, L1_ROWS, self.a_sector)
 
-    def missed_beside(self, block: int, hot: int) -> float:
-        """As `statistics.missed_beside`."""
-        return statistics.missed_beside(self.sample(block), block, self.a_sector, hot)
+    def miss_factor(self, hot: int) -> float:
+        """The fraction of `misses` that is left with `hot` columns first (`statistics.miss_factor`)."""
+        return statistics.miss_factor(self.sample(L1_ROWS), L1_ROWS, self.a_sector, hot)
 
     @property
     def slice_size(self) -> int:
@@ -153,7 +152,7 @@ class PatternCounts:
             yield Storage(name, layout, nbytes, counted.places, steps, words=(words,))
 
     def implied_bytes(self, counted: Counted) -> int:
-        """Bytes of values, of offsets or block columns, and of the bits that tell holes from zeros, if read."""
+        """Bytes of values, of offsets or block columns, and of `pattern` if products read it."""
         bits = -(-counted.places // 8) if counted.holes > 0 and self.has_zeros else 0
         return counted.places * self.itemsize + 4 * counted.indices + bits
 

@@ -168,18 +168,18 @@ def misses(some: Sample, block: int, a_sector: int) -> float:
     """Distinct sectors of x that blocks of `block` rows read, divided by their entries: misses of the L1 cache.
 
     Args:
-      a_sector: numbers of x in a sector.
+      a_sector: entries of x in a sector.
     """
     sectors = some.distinct(some.number // block, some.col // a_sector, some.shape[1] // a_sector + 1)[0]
     return sectors.size / max(some.number.size, 1)
 
 
-def missed_beside(some: Sample, block: int, a_sector: int, hot: int) -> float:
-    """The fraction of `misses` that is left where the `hot` most used columns lie side by side and stay in the cache.
+def miss_factor(some: Sample, block: int, a_sector: int, hot: int) -> float:
+    """The fraction of `misses` that is left if the `hot` most used columns are neighbours and stay in the cache.
 
     Every other block of the sample decides which columns are hot, and the remaining blocks count their misses: a column
-    that only one block uses often is not hot. Where all columns are used equally, a cache of `hot` numbers holds the
-    same fraction of them in any order, so that this fraction is no gain.
+    that only one block uses often is not hot. If all columns are used equally, a cache of `hot` entries of x holds
+    hot / n_cols of them in any order, so that this fraction is no gain.
     """
     decides = some.number // block % 2 == 0
     if decides.all():
@@ -188,9 +188,12 @@ def missed_beside(some: Sample, block: int, a_sector: int, hot: int) -> float:
     hottest = column[np.argsort(-used, stable=True)[:hot]]
     is_hot = np.zeros(some.shape[1], bool)
     is_hot[hottest] = True
-    cold = ~decides & ~is_hot[some.col]
-    of = lambda some_of: (some.number[some_of] // block, some.col[some_of] // a_sector, some.shape[1] // a_sector + 1)  # noqa: E731
-    left = some.distinct(*of(cold))[0].size / some.distinct(*of(~decides))[0].size
+
+    def sectors(which: np.ndarray) -> int:
+        block_of, sector = some.number[which] // block, some.col[which] // a_sector
+        return some.distinct(block_of, sector, some.shape[1] // a_sector + 1)[0].size
+
+    left = sectors(~decides & ~is_hot[some.col]) / sectors(~decides)
     return min(left + hot / some.shape[1], 1.0)
 
 
