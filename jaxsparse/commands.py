@@ -23,27 +23,9 @@ VECTORS = (".mtx", ".mtx.gz", ".npy", ".txt")
 MATRICES = (".mtx", ".mtx.gz", ".npz")
 # Copies of the library's own names, which a test compares.
 BACKENDS = ("auto", "triton", "mosaic", "numba", "xla", "interpret")
-FORMATS = tuple(
-    [
-        "coo",
-        "csr",
-        "csr5",
-        "csc",
-        "dia",
-        "hdia",
-        "ell",
-        "ellr",
-        "ellrt",
-        "hll",
-        "jds",
-        "pjds",
-        "pellr",
-        "biell",
-        "bijad",
-        "hyb",
-        "bsr",
-        "sell",
-    ]
+FORMATS = (
+    *("coo", "csr", "csr5", "csc", "dia", "hdia", "ell", "ellr", "ellrt"),
+    *("hll", "jds", "pjds", "pellr", "biell", "bijad", "hyb", "bsr", "sell"),
 )
 SYMMETRIC, GENERAL = ("cg", "fcg", "minres"), ("gmres", "bicgstab", "idrs", "lsmr")
 CHOOSING = ("auto", "direct")  # methods that `solvers.solve` sets up
@@ -59,7 +41,7 @@ exit codes:
 
 
 class Command(NamedTuple):
-    """What the parser needs of a command: texts, command lines without `jaxsparse NAME`, and `add_argument`'s words."""
+    """The texts of a command, example command lines without `jaxsparse NAME`, and arguments of `add_argument`."""
 
     help: str
     about: str
@@ -81,7 +63,7 @@ def wrapped(text: str) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """Its message about a word that it does not know ends with the word that is spelt most like it."""
+    """Ends its message about an unknown word with the known word of most similar spelling."""
 
     def error(self, message: str) -> NoReturn:
         found = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
@@ -103,23 +85,23 @@ def version() -> str:
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The arguments of a command line (None: the process's own). Ends the process where they are wrong."""
-    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115  None where a process is started without
+    """The arguments of a command line (None: the process's own). Ends the process if they are wrong."""
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115  None if the process was started without
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without × shows ?
-    look: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
+    style: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
     about = "Sparse matrices and Krylov solvers on JAX. Results go to standard output, progress to standard error."
-    parser = Parser("jaxsparse", description=textwrap.fill(about, 78), epilog=CODES, **look)
+    parser = Parser("jaxsparse", description=textwrap.fill(about, 78), epilog=CODES, **style)
     parser.add_argument("--version", action="version", version=f"jaxsparse {version()}")
-    commands, parsers = parser.add_subparsers(dest="command", metavar="COMMAND"), {}
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    parsers = {}
     for name, command in COMMANDS.items():
         examples = "\n".join(["examples:", *(f"  jaxsparse {name} {example}" for example in command.examples)])
         about = textwrap.fill(command.about, 78)
-        parsers[name] = commands.add_parser(name, help=command.help, description=about, epilog=examples, **look)
+        parsers[name] = commands.add_parser(name, help=command.help, description=about, epilog=examples, **style)
         for argument, options in command.arguments:
-            names = argument.split(", ")
-            parsers[name].add_argument(*names, **options)
+            parsers[name].add_argument(*argument.split(", "), **options)
         parsers[name].add_argument("--json", action="store_true", help="print the results as one line of JSON")
     args, unknown = parser.parse_known_args(argv)
     if unknown:
@@ -130,13 +112,13 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return args
 
 
-def _number(of: Callable[[str], Any], allowed: Callable[[Any], bool], words: str) -> Callable[[str], Any]:
-    """The type of an argument, whose error says that a text is not `words`."""
+def _number(convert: Callable[[str], Any], allowed: Callable[[Any], bool], words: str) -> Callable[[str], Any]:
+    """The type of an argument; its error says that a text is not `words`."""
 
     def parse(text: str) -> Any:
         with contextlib.suppress(ValueError):
-            if allowed(of(text)):
-                return of(text)
+            if allowed(convert(text)):
+                return convert(text)
         raise argparse.ArgumentTypeError(f"{text!r} is not {words}")
 
     return parse
@@ -147,78 +129,73 @@ _atol = _number(float, lambda x: 0 <= x < float("inf"), "a number from 0 up")
 _at_least_one = _number(int, lambda n: n >= 1, "a whole number from 1 up")
 
 
-def _argument(name: str, help: str, **options: Any) -> tuple[str, dict[str, Any]]:
-    return name, options | {"help": help}
+def _argument(name: str, help: str, metavar: str | None = None, **options: Any) -> tuple[str, dict[str, Any]]:
+    return name, options | {"help": help, "metavar": metavar}
 
 
-FILE = _argument(
-    "file",
+def _out_format(suffixes: Sequence[str]) -> tuple[str, dict[str, Any]]:
+    kinds = [suffix[1:] for suffix in suffixes]
+    return _argument("--out-format", "the kind of OUT, whatever its name: %(choices)s", "KIND", choices=kinds)
+
+
+_FILE_HELP = (
     "Matrix Market, .mtx or .mtx.gz; MATLAB's .mat; .npz of scipy.sparse or jaxsparse.save; - for Matrix Market from "
-    "standard input",
-    type=lambda name: STDIN if name == "-" else name,
-    metavar="FILE",
+    "standard input"
 )
+_METHOD_HELP = "%(choices)s; auto, the default, takes what suits A; lsmr takes a matrix of any shape, for least squares"
+_ITERATIONS_HELP = "most iterations of a method; default 10·rows, and fewer where another method may follow"
+_RTOL_HELP = "stop when ‖b − A·x‖ ≤ rtol·‖b‖; default %(default).0e"
+_FORMAT_HELP = "a storage format, or auto (ranked), the default, or tune (measured)"
+_PICTURE = " or ".join(PICTURES)
+
+FILE = _argument("file", _FILE_HELP, "FILE", type=lambda name: STDIN if name == "-" else name)
 DTYPE = _argument("--dtype", "of matrix and vectors; default: the file's", choices=DTYPES)
 BACKEND = _argument("--backend", "of the products; default auto", choices=BACKENDS, default="auto")
-RTOL = _argument(
-    "--rtol", "stop when ‖b − A·x‖ ≤ rtol·‖b‖; default %(default).0e", type=_rtol, default=1e-6, metavar="R"
-)
-OUT_FORMAT = "the kind of OUT, whatever its name: %(choices)s"
-
-
-def _kinds(suffixes: Sequence[str]) -> dict[str, Any]:
-    return {"choices": [suffix[1:] for suffix in suffixes], "metavar": "KIND"}
-
-
-def _matrix_format(help: str, *more: str, default: str) -> tuple[str, dict[str, Any]]:
-    return _argument("--format", help, choices=(*more, *FORMATS), default=default, metavar="NAME")
-
+SOLVE = [
+    FILE,
+    _argument("--rhs", "b: .mtx, .mtx.gz, .npy or .txt; without: A·1", "FILE"),
+    _argument("--x0", "where to begin, a file as of --rhs; without: 0", "FILE"),
+    _argument("--out", "write x here: .mtx, .mtx.gz, .npy or .txt; -: standard output", "FILE"),
+    _out_format(VECTORS),
+    _argument("--plot", f"draw a picture, {_PICTURE}", "FILE"),
+    _argument("--format", _FORMAT_HELP, "NAME", choices=("auto", "tune", *FORMATS), default="auto"),
+    DTYPE,
+    _argument("--method", _METHOD_HELP, "NAME", choices=(*CHOOSING, *SYMMETRIC, *GENERAL), default="auto"),
+    _argument(
+        "--precond",
+        "%(choices)s; default auto with --method auto, else none",
+        "NAME",
+        choices=("auto", "none", *PRECONDITIONERS),
+    ),
+    BACKEND,
+    _argument("--rtol", _RTOL_HELP, "R", type=_rtol, default=1e-6),
+    _argument("--atol", "or when ‖b − A·x‖ ≤ atol; default 0", "R", type=_atol, default=0.0),
+    _argument("--devices", "spread the rows over N devices", "N", type=_at_least_one, default=1),
+    _argument("--maxiter", _ITERATIONS_HELP, "N", type=_at_least_one),
+    ("-v, --verbose", {"help": "list the methods that were tried", "action": "store_true"}),
+]
+BENCH = [FILE, _argument("--formats", "how many; default 8", "N", type=_at_least_one, default=8), DTYPE, BACKEND]
+CONVERT = [
+    FILE,
+    _argument("out", f"{', '.join(MATRICES)}; - for Matrix Market to standard output", "OUT"),
+    _out_format(MATRICES),
+    _argument(
+        "--format", "the storage format in an .npz; default csr", "NAME", choices=("auto", *FORMATS), default="csr"
+    ),
+    DTYPE,
+]
+DEMO = [
+    _argument("--n", "points an axis; default 100", type=_at_least_one, default=100),
+    _argument("--plot", f"draw both, {_PICTURE}", "FILE"),
+    _argument("--rtol", _RTOL_HELP, "R", type=_rtol, default=1e-8),
+]
 
 COMMANDS = {
     "solve": Command(
         "solve A·x = b",
         "Solves A·x = b: by a method that suits A, and by another if that fails, or by the one asked for.",
-        [
-            "matrix.mtx.gz --rhs b.mtx --rtol 1e-8 --out x.npy",
-            "matrix.mtx --method gmres --precond incomplete_lu",
-        ],
-        [
-            FILE,
-            _argument("--rhs", "b: .mtx, .mtx.gz, .npy or .txt; without: A·1", metavar="FILE"),
-            _argument("--x0", "where to begin, a file as of --rhs; without: 0", metavar="FILE"),
-            _argument("--out", "write x here: .mtx, .mtx.gz, .npy or .txt; -: standard output", metavar="FILE"),
-            _argument("--out-format", OUT_FORMAT, **_kinds(VECTORS)),
-            _argument("--plot", f"draw a picture, {' or '.join(PICTURES)}", metavar="FILE"),
-            _matrix_format(
-                "a storage format, or auto (ranked), the default, or tune (measured)", "auto", "tune", default="auto"
-            ),
-            DTYPE,
-            _argument(
-                "--method",
-                "%(choices)s; auto, the default, takes what suits A; lsmr takes a matrix of any shape, for least "
-                "squares",
-                choices=(*CHOOSING, *SYMMETRIC, *GENERAL),
-                default="auto",
-                metavar="NAME",
-            ),
-            _argument(
-                "--precond",
-                "%(choices)s; default auto with --method auto, else none",
-                choices=("auto", "none", *PRECONDITIONERS),
-                metavar="NAME",
-            ),
-            BACKEND,
-            RTOL,
-            _argument("--atol", "or when ‖b − A·x‖ ≤ atol; default 0", type=_atol, default=0.0, metavar="R"),
-            _argument("--devices", "spread the rows over N devices", type=_at_least_one, default=1, metavar="N"),
-            _argument(
-                "--maxiter",
-                "most iterations of a method; default 10·rows, and fewer where another method may follow",
-                type=_at_least_one,
-                metavar="N",
-            ),
-            _argument("-v, --verbose", "list the methods that were tried", action="store_true"),
-        ],
+        ["matrix.mtx.gz --rhs b.mtx --rtol 1e-8 --out x.npy", "matrix.mtx --method gmres --precond incomplete_lu"],
+        SOLVE,
     ),
     "info": Command(
         "describe a matrix",
@@ -230,40 +207,25 @@ COMMANDS = {
         "draw a matrix",
         "Draws the pattern and the row lengths of a matrix.",
         ["matrix.mtx.gz matrix.png"],
-        [FILE, _argument("out", f"the picture, {' or '.join(PICTURES)}", metavar="OUT")],
+        [FILE, _argument("out", f"the picture, {_PICTURE}", "OUT")],
     ),
     "bench": Command(
         "time the formats",
         "Times A·x in the formats that rank first, each in its best layout, and compares with SciPy.",
         ["matrix.mtx.gz --dtype float32"],
-        [
-            FILE,
-            _argument("--formats", "how many; default 8", type=_at_least_one, default=8, metavar="N"),
-            DTYPE,
-            BACKEND,
-        ],
+        BENCH,
     ),
     "convert": Command(
         "write a matrix as another file",
         "Reads a matrix and writes it as Matrix Market, or as the .npz of jaxsparse.save, which holds its format too.",
         ["matrix.mtx.gz matrix.npz --format sell", "matrix.npz - | gzip > matrix.mtx.gz"],
-        [
-            FILE,
-            _argument("out", f"{', '.join(MATRICES)}; - for Matrix Market to standard output", metavar="OUT"),
-            _argument("--out-format", OUT_FORMAT, **_kinds(MATRICES)),
-            _matrix_format("the storage format in an .npz; default csr", "auto", default="csr"),
-            DTYPE,
-        ],
+        CONVERT,
     ),
     "demo": Command(
         "solve, against SciPy",
         "Solves the 7-point Poisson problem on n³ points here and with SciPy, and compares.",
         ["--n 64", "--plot demo.png"],
-        [
-            _argument("--n", "points an axis; default 100", type=_at_least_one, default=100),
-            _argument("--plot", f"draw both, {' or '.join(PICTURES)}", metavar="FILE"),
-            (RTOL[0], RTOL[1] | {"default": 1e-8}),
-        ],
+        DEMO,
     ),
     "doctor": Command(
         "check this installation",

@@ -27,7 +27,7 @@ class BadInput(Exception):
 
 @contextlib.contextmanager
 def blaming(path: str) -> Iterator[None]:
-    """Turns the errors of reading and conversion into `BadInput` that names the file."""
+    """Raises the errors of reading and conversion as `BadInput` that names the file."""
     try:
         yield
     except OSError as error:
@@ -91,7 +91,7 @@ def _numeric(path: str, S: Any) -> Any:
 
 
 def check_picture(out: str, *inputs: str) -> None:
-    """Refuses a picture that cannot be drawn or written."""
+    """Raises BadInput for a picture that cannot be drawn or written."""
     with blaming(out):
         plot.check_available()
     check_output(out, PICTURES, *inputs)
@@ -153,5 +153,5 @@ def dtype_of(args: argparse.Namespace, given: np.dtype) -> np.dtype:
 
 
 def word_length(dtype: np.dtype) -> contextlib.AbstractContextManager[Any]:
-    """A context in which JAX holds 64-bit numbers where `dtype` is made of them, and only there."""
+    """A context in which JAX has 64-bit numbers if `dtype` has, else 32-bit ones."""
     return jax.enable_x64(np.finfo(dtype).bits == 64)

@@ -25,7 +25,6 @@ def run(args: argparse.Namespace, progress: Progress) -> tables.Done:
         in_scipy, x = S.astype(dtype), np.ones(S.shape[1], dtype)
         of_scipy = median_seconds(lambda: in_scipy @ x)
     timed.sort(key=lambda pair: pair[1])
-    where = f"A·x in {dtype} on {measure.device()}"
     rows, formats = [], []
     for c, seconds in timed:
         times = tables.duration(seconds), tables.bandwidth(c.moved, seconds)
@@ -33,4 +32,5 @@ def run(args: argparse.Namespace, progress: Progress) -> tables.Done:
         formats.append({"measured": seconds, **tables.as_record(c)})
     columns = ("format", "layout", "measured", "bandwidth", "× SciPy here")
     record = {"file": args.file, "device": measure.device(), "dtype": str(dtype), "scipy": of_scipy, "formats": formats}
-    return tables.Done(record, [tables.comparison(f"{where}, fastest first", columns, rows)])
+    title = f"A·x in {dtype} on {measure.device()}, fastest first"
+    return tables.Done(record, [tables.comparison(title, columns, rows)])

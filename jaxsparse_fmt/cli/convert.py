@@ -14,15 +14,14 @@ from jaxsparse_fmt.io import files
 
 
 def run(args: argparse.Namespace, progress: Progress) -> tables.Done:
-    is_piped = args.out == "-"
     kind = arguments.check_output(args.out, MATRICES, args.file, kind=args.out_format, piped="mtx")
     S = arguments.read_matrix(args, progress)
     S = S.astype(arguments.dtype_of(args, S.dtype))
     with progress.stage("write", args.out), arguments.blaming(args.out):
         _write(S, args, kind)
     record = {"file": args.file, "out": args.out, "rows": S.shape[0], "columns": S.shape[1], "nnz": S.nnz}
-    where = "standard output" if is_piped else args.out
-    text = f"{where}: {S.shape[0]:,} × {S.shape[1]:,}, {S.nnz:,} entries, {S.dtype}"
+    out = "standard output" if args.out == "-" else args.out
+    text = f"{out}: {S.shape[0]:,} × {S.shape[1]:,}, {S.nnz:,} entries, {S.dtype}"
     return tables.Done(record, [text])
 
 

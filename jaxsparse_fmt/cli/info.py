@@ -13,8 +13,8 @@ from jaxsparse_fmt.cli import arguments, measure, tables
 from jaxsparse_fmt.cli.progress import Progress
 from jaxsparse_fmt.formats import statistics
 
-# Two entries that should be equal may differ by this fraction of the largest entry in their row and column, since a
-# file may hold few digits. The true residual shows what such a difference costs.
+# Two entries count as equal if they differ by at most this fraction of the largest entry in their row and column, since
+# a file may hold few digits. The true residual shows what such a difference costs.
 ASYMMETRY = 1e-8
 
 
@@ -81,9 +81,7 @@ def _symmetry(S: scipy.sparse.csr_array) -> str:
 
 
 def asymmetry(S: scipy.sparse.csr_array, mirror: scipy.sparse.sparray | None = None) -> tuple[int, int, float]:
-    """The entry of a square S that differs most from its mirror image, and the excess over what rounding explains.
-
-    Rounding in a file explains a difference of `ASYMMETRY` times the largest entry in the row and the column.
+    """The entry of a square S that differs most from its mirror image, and by how much more than `ASYMMETRY` allows.
 
     Args:
       mirror: the mirror image of S; None takes the conjugate transpose.

@@ -20,7 +20,7 @@ from jaxsparse_fmt.cli import tables
 from jaxsparse_fmt.cli.arguments import BadInput
 from jaxsparse_fmt.cli.progress import Progress
 
-# Cures that name arguments of Python, and the options of a command line for them.
+# Cures with arguments of Python, and the command line's options in their place.
 OPTIONS = (
     (r"M=precond\.(\w+)\(A\)", r"--precond \1"),
     (r"\(?with jax_enable_x64\)?|jax\.config\.update\('jax_enable_x64', True\)", "--dtype float64"),
@@ -44,8 +44,8 @@ def run(args: argparse.Namespace) -> int:
         _keep_programs()
         with Progress() as progress:
             done = command.run(args, progress)
-        makes_way = getattr(args, "out", None) == "-"  # for what the command has written to standard output
-        with contextlib.redirect_stdout(sys.stderr) if makes_way else contextlib.nullcontext():
+        is_taken = vars(args).get("out") == "-"  # standard output, by the command
+        with contextlib.redirect_stdout(sys.stderr) if is_taken else contextlib.nullcontext():
             tables.report(args.json, done.record, *done.shown)
         for fault in done.faults:
             process.complain(_in_options(fault))
@@ -70,7 +70,7 @@ def _in_options(text: str) -> str:
 
 
 def _keep_programs() -> None:
-    """Lets the next command load the programs that this one compiles, where JAX's settings name no other folder."""
+    """Has JAX keep the programs of this command for later ones, unless its settings name another folder."""
     settings: Any = jax.config
     home = user_cache()
     if home is not None and not settings.jax_compilation_cache_dir:
@@ -90,7 +90,7 @@ def _out_of_memory(args: argparse.Namespace, error: Exception) -> str:
     reason = str(error).strip().partition("\n")[0]
     cures = {"solve": "spread the rows with --devices, or ask for --dtype float32", "demo": "ask for a smaller --n"}
     cure = cures.get(args.command, "use a machine with more")
-    return f"{getattr(args, 'file', args.command)}: out of memory{reason and f' ({reason})'}; {cure}"
+    return f"{vars(args).get('file', args.command)}: out of memory{reason and f' ({reason})'}; {cure}"
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ class Stored:
     Attributes:
       A: of one device, or sharded over several.
       why: the reason for its format.
-      moved: bytes that a product moves by the model of `choose`; in a format without a model, all stored bytes.
+      moved: bytes that a product moves: what it reads of A, and each vector once.
     """
 
     A: Any
@@ -48,7 +48,7 @@ def store(
     backend: str = "auto",
     devices: int = 1,
 ) -> Stored:
-    """S in the given format; on one device in the layout that `choose.rank` finds best for it.
+    """S in the given format; on one device in that format's best layout by `choose.rank`.
 
     Args:
       devices: how many devices hold the rows: the first that JAX sees.
@@ -67,14 +67,12 @@ def store(
     choices = ranking.rank(csr, dtype, backend=backend)
     if format == "auto":
         A, choice = ranking.store(choices, csr, Target(dtype, backend))
-        place = choices.index(choice) + 1
-        first = "first" if place == 1 else f"{place}, the first that fits the memory,"
+        rank = choices.index(choice) + 1
+        first = "first" if rank == 1 else f"{rank}, the first that fits the memory,"
         return Stored(A, f"ranked {first} of {len(choices)}: {choice.reason}", choice.moved)
-    choice = next((c for c in choices if c.format == format), None)
-    A = from_scipy(csr, format, dtype, backend=backend, **(choice.layout if choice else {}))
-    return Stored(
-        A, "asked for", choice.moved if choice else traffic.bytes_moved(A.nbytes_read, A.shape, dtype.itemsize)
-    )
+    layout = next((c.layout for c in choices if c.format == format), {})
+    A = from_scipy(csr, format, dtype, backend=backend, **layout)
+    return Stored(A, "asked for", traffic.bytes_moved(A.nbytes_read, A.shape, dtype.itemsize))
 
 
 def first_devices(count: int) -> list[Any]:

@@ -72,7 +72,7 @@ def draw_comparison(
 
     Args:
       curves: as of `plot.convergence`, for two sides.
-      times: by what was timed, the seconds of both sides.
+      times: seconds of both sides, by the name of what was timed.
       rtol: the relative residual that the user wants, drawn as a line.
     """
     import matplotlib
@@ -84,13 +84,13 @@ def draw_comparison(
         plot.convergence(curves, left, rtol=rtol)
         left.lines[1].set_linestyle((0, (3, 3)))  # so that the first is seen where both fall alike
         left.legend()
-        place = np.arange(len(times))
+        y = np.arange(len(times))
         for side, name in enumerate(curves):
             seconds = [pair[side] for pair in times.values()]
-            bars = right.barh(place + 0.4 * side - 0.2, seconds, 0.36, color=plot.COLORS[side], label=name)
+            bars = right.barh(y + 0.4 * side - 0.2, seconds, 0.36, color=plot.COLORS[side], label=name)
             right.bar_label(bars, [f" {tables.duration(s)}" for s in seconds])
         right.set_xscale("log")
-        right.set_yticks(place, list(times))
+        right.set_yticks(y, list(times))
         right.invert_yaxis()
         right.margins(x=0.25)
         right.set(title="Time, on a logarithmic scale", xlabel="seconds")

@@ -57,7 +57,7 @@ class Progress:
 
 
 def _write(text: str) -> None:
-    """To standard error; what cannot be written is lost without a word."""
+    """Writes to standard error; ignores that it is full or closed."""
     with contextlib.suppress(OSError):
         print(end=text, file=sys.stderr, flush=True)
 

@@ -60,9 +60,9 @@ def ranking(title: str, choices: Sequence[Choice]) -> RenderableType:
 
 
 def comparison(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], **options: Any) -> RenderableType:
-    """A table under its title: a name in the first column, numbers in the others except those of `WORDS`.
+    """A table with a name in the first column and numbers in the others, except those of `WORDS`.
 
-    rich would break a title that is wider than its table.
+    The title is a text before the table, since rich would break one that is wider than its table.
     """
     from rich import box
     from rich.console import Group
@@ -80,7 +80,7 @@ def comparison(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]
 
 
 class Done(NamedTuple):
-    """What a command leaves for `main` to print: the record of `--json`, or tables and texts; faults; an exit code."""
+    """What `main` prints of a command: the record of `--json`, or tables and texts; faults; and its exit code."""
 
     record: dict[str, Any]
     shown: Sequence[Any]
@@ -98,11 +98,11 @@ def report(as_json: bool, record: dict[str, Any], *renderables: Any) -> None:
         return write_out(json.dumps(_plain(record)))
     from rich.console import Console
 
-    # rich would find markup, emoji codes and numbers to colour in file names, and end the process where the reader of
-    # standard output is gone.
-    printed, is_terminal = io.StringIO(), True if sys.stdout.isatty() else None  # None: as the environment asks
-    options: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False, "force_terminal": is_terminal}
-    console = Console(file=printed, **options)
+    # rich would take parts of file names for markup and emoji codes, colour numbers in them, and end the process if the
+    # reader of standard output is gone.
+    printed = io.StringIO()
+    is_terminal = True if sys.stdout.isatty() else None  # None: as the environment asks
+    console = Console(file=printed, markup=False, emoji=False, highlight=False, force_terminal=is_terminal)
     if not console.is_terminal:
         console.width = PLAIN_WIDTH
     for renderable in renderables:  # whole paths
@@ -121,14 +121,11 @@ def write_out(text: str) -> None:
 
 def as_record(choice: Choice) -> dict[str, Any]:
     """What `--json` prints of a choice: the format, its layout, the bytes that it stores and moves, and why."""
-    names = ("format", "layout", "nbytes", "moved", "reason")
-    return {name: getattr(choice, name) for name in names}
+    return {name: value for name, value in dataclasses.asdict(choice).items() if name not in ("cost", "unread")}
 
 
 def _plain(value: Any) -> Any:
-    """The value in JSON's types; numbers that are not finite become null."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    """The value in JSON's types; NaN and infinity become null."""
     if isinstance(value, dict):
         return {str(name): _plain(part) for name, part in value.items()}
     if isinstance(value, np.ndarray | np.generic | jax.Array):
