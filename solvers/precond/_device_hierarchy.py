@@ -1,13 +1,13 @@
 """The set-up of multigrid where A lies on an accelerator: the large levels of `_hierarchy`, found there.
 
-For a real symmetric A with one unknown a point and one near-null vector. Sizes, row pointers and a few numbers come to
+For a real symmetric A with one unknown a point and one near-null vector. Sizes, row pointers and a few scalars come to
 the host, which makes the small levels. The host's greedy aggregation takes points in their order, one after the other;
 here they have hashed priorities, so that roots are found in few rounds, and a cycle takes as many steps or one more or
 less.
 
-XLA would compile for seconds for the sizes of each level. So arrays have rooms of few sizes, which levels and similar
-matrices share, and their programs are compiled side by side while the first ones run. Only matrices for which the host
-takes about as long come here, and later set-ups take a fraction of the host's time.
+Compiling for each level's exact sizes would take seconds, so arrays are padded to a few sizes (`Rooms`), which levels
+and similar matrices share. Their programs are compiled side by side while the first ones run. Only matrices for which
+the host takes about as long come here, and later set-ups take a fraction of the host's time.
 """
 
 import functools
@@ -29,54 +29,62 @@ from solvers.precond._hierarchy import DENSEST, ROUNDING, STRICTER, WEAKER, larg
 
 MANY = 2**22  # entries of a matrix up to which the host makes all levels
 FEW = 2**20  # entries of a level up to which the host makes it, and those below it
-SHARED = 2**28  # products of two entries: up to so many, all levels share rooms, since a program costs more than room
-LEAST, MOST = 12, 2**31 - 1  # rooms are multiples of 2**LEAST, but for the largest that int32 counts
+SHARED = 2**29  # products of two entries up to which a level has room for those of all levels below it
+LEAST, MOST = 12, 2**31 - 1  # rooms are multiples of 2**LEAST, except the largest that int32 counts
 
 
 class Rooms(NamedTuple):
-    """Sizes that programs are made for: of one level, or of all levels below it too up to `SHARED` products."""
+    """Sizes to which the arrays of all levels are padded; an array that is longer has a size of its own."""
 
     rows: int
     entries: int  # of A, P and A·P
     products: int  # of two entries, in A·P and in R·A·P
 
-    def of(self, kind: str, size: int) -> int:
-        room = getattr(self, kind)
-        return room if size <= room else ladder(size)
 
-
-class Descent(NamedTuple):
-    """A level to go on from.
+class Matrix(NamedTuple):
+    """The matrix of a level that is still to be coarsened.
 
     Attributes:
       A: [n, n] in CSR, float64, padded.
-      near: [n] the near-null vector, padded by its first number.
-      unit: [n] size of the sums behind A's diagonal.
+      near: [n] the near-null vector, padded by its first entry.
+      known: as of `programs.measured`.
       theta: of strong couplings.
-      definite: whether nothing was seen that tells A indefinite.
+      definite: whether the set-up found no sign that A is indefinite.
       rows, entries: of A without padding.
-      rooms: for this level.
-      known: as of `programs.measured`, if that is at hand.
     """
 
     A: Any
     near: Array
-    unit: Array
+    known: programs.Known
     theta: float
     definite: bool
     rows: int
     entries: int
-    rooms: Rooms
-    known: Any = None
 
-    def at_hand(self) -> tuple[Any, np.ndarray, np.ndarray]:
-        """A, near and unit on the host."""
-        A, near, unit = programs.cut((self.rows, self.rows), self.entries, self.A, self.near, self.unit)
-        return A.to_scipy(), np.asarray(near), np.asarray(unit)
+
+class Made(NamedTuple):
+    """A level. `arrays()` waits for A, R, P and the inverse diagonal [n], without padding."""
+
+    arrays: Callable[[], list[Any]]
+    upper: float  # bound of the spectrum of D⁻¹A
+    largest: tuple[float, float]  # absolute values of A and of the inverse diagonal
+
+
+class Large(NamedTuple):
+    """The large levels, and the matrix below them for the host: S in SciPy's CSR, its near-null vector and the size of
+    the sums in its diagonal, [n] each.
+    """
+
+    levels: list[Made]
+    S: Any
+    near: np.ndarray
+    unit: np.ndarray
+    theta: float
+    definite: bool
 
 
 def serves(A: Any, B: Any) -> bool:
-    """Whether A may be set up here, as far as its type tells."""
+    """Whether the type and sizes of A and B allow a set-up here."""
     if not isinstance(A, SparseMatrix) or not jnp.issubdtype(A.dtype, jnp.floating):
         return False
     vector = B is None or (np.shape(B) in {A.shape[:1], (A.shape[0], 1)} and not np.iscomplexobj(B))
@@ -84,70 +92,71 @@ def serves(A: Any, B: Any) -> bool:
     return sized and vector and not hasattr(A, "block_shape") and on_accelerator(A.values)
 
 
-def begun(A: Any, B: Any, theta: float) -> Descent | None:
-    """The finest level; None where the host has to look: it refuses A in words, or finds blocks."""
-    n, nnz = A.shape[0], A.nnz
+def large_levels(A: Any, B: Any, theta: float, most: int) -> Large | None:
+    """The levels of more than `FEW` entries and `most` rows; None if there is none, or if the host has to set A up."""
+    rooms, levels = rooms_of(A.shape[0], A.nnz), []
+    matrix = _finest(A, B, theta, rooms)
+    while matrix is not None and matrix.entries > FEW and matrix.rows > most and (step := _coarsened(matrix, rooms)):
+        matrix, made = step
+        levels.append(made)
+    if matrix is None or not levels:
+        return None
+    n, vectors = matrix.rows, (matrix.near, matrix.known.unit)
+    S, near, unit = programs.cut((n, n), matrix.entries, matrix.A, *vectors)
+    return Large(levels, S.to_scipy(), np.asarray(near), np.asarray(unit), matrix.theta, matrix.definite)
+
+
+def _finest(A: Any, B: Any, theta: float, rooms: Rooms) -> Matrix | None:
+    """None if the host has to look: it refuses A in words, or finds blocks."""
     near = None if B is None else jnp.asarray(B, np.float64).reshape(-1)
-    rooms = rooms_of(n, nnz)
-    sizes = rooms.of("rows", n), rooms.of("entries", nnz)
-    padding = _in_thread(programs.padded.lower(*sizes, A, near).compile)
+    padding = _in_thread(programs.padded.lower(rooms.rows, rooms.entries, A, near).compile)
     ahead = _compiled(rooms, _place(A))
     padded, near = padding.result()(A, near)
     wait(ahead[:1])
-    known = programs.measured(padded, near, jnp.zeros_like(near), n)
+    known = programs.measured(padded, near, jnp.zeros_like(near), A.shape[0])
     usual, *divides = np.asarray(known.numbers)[4:8]
     if not usual or any(programs.is_blocks(padded, b) for b in programs.BLOCKS[np.array(divides) > 0]):
         return None
     wait(ahead)
-    return Descent(padded, near, known.unit, theta, True, n, nnz, rooms, known)
+    return Matrix(padded, near, known, theta, True, A.shape[0], A.nnz)
 
 
-def descended(at: Descent) -> tuple[Descent, Callable[[], list[Any]], tuple[float, float]] | None:
-    """The next level; what gives A, R, P, the inverse diagonal and the bound of the spectrum of this one; its largest
-    numbers.
-
-    None where no coarser level can be made here.
-    """
-    A, theta, n, weaker, rooms = at.A, at.theta, at.A.shape[0], True, at.rooms
-    known = at.known or programs.measured(A, at.near, at.unit, at.rows)
+def _coarsened(fine: Matrix, rooms: Rooms) -> tuple[Matrix, Made] | None:
+    """The matrix of the next level, and this level; None if no coarser level can be made here."""
+    (A, near, known, theta, definite, rows, entries), weaker = fine, True
     upper, lowest, negative, *largest = _bounds(np.asarray(known.numbers))
     while True:
         agg, numbers = programs.aggregated(A, known, theta)
         count, left = map(int, np.asarray(numbers))
-        if weaker and 2 * left > at.rows:
+        if weaker and 2 * left > rows:
             theta *= WEAKER
             continue
-        if not 0 < count < at.rows:
+        if not 0 < count < rows:
             return None
-        found = programs.prolonged(A, at.near, known, agg, count, theta, upper)
+        found = programs.prolonged(A, near, known, agg, count, theta, upper)
         inside, products = map(int, np.asarray(found.numbers))
-        P = programs.compressed(*found.terms, n, (n, rooms.of("rows", count)), rooms.of("entries", inside))
-        R, below, unit = programs.transposed(P, found.below, at.unit)
+        P = programs.compressed(*found.terms, rooms.rows, A.shape, _room(rooms.entries, inside))
+        R, below, unit = programs.transposed(P, found.below, known.unit)
         try:
             AP, _, products = _product(A, P, products, P, rooms)
-            coarse, entries, _ = _product(R, AP, products, R, rooms)
+            coarse, n_coarse, _ = _product(R, AP, products, R, rooms)
         except ValueError:  # the lists of products are too large for the device, or for indices of 32 bits
             return None
-        if entries <= DENSEST * at.entries or not 0 < theta < 1:
+        if n_coarse <= DENSEST * entries or not 0 < theta < 1:
             break
         theta, weaker = STRICTER * theta, False
-    definite = at.definite and not negative and lowest >= -ROUNDING * upper
     # The next level does not wait for the program that cuts off the padding.
     arrays = A, R, P, known.inverse
-    trimmed = _in_thread(programs.trimmed.lower(at.rows, count, at.entries, inside, *arrays).compile)
-    if rooms.products > SHARED:
-        rooms = rooms_of(count, entries)
-        ahead = _compiled(rooms, _place(A))
-        sizes = rooms.of("rows", count), rooms.of("entries", entries)
-        coarse, below, unit = programs.padded(*sizes, coarse, below, unit)
-        wait(ahead)
-    next_level = Descent(coarse, below, unit, WEAKER * theta, definite, count, entries, rooms)
-    return next_level, lambda: [*trimmed.result()(*arrays), upper], (largest[0], largest[1])
+    trimmed = _in_thread(programs.trimmed.lower(rows, count, entries, inside, *arrays).compile)
+    made = Made(lambda: trimmed.result()(*arrays), upper, (largest[0], largest[1]))
+    definite = definite and not negative and lowest >= -ROUNDING * upper
+    known = programs.measured(coarse, below, unit, count)
+    return Matrix(coarse, below, known, WEAKER * theta, definite, count, n_coarse), made
 
 
 def _bounds(numbers: np.ndarray) -> tuple[float, ...]:
-    """The bound of the spectrum, its least value, whether some inverse is negative, and the largest numbers of A and of
-    the inverse diagonal; from those of `measured`.
+    """The bound of the spectrum, its least value, whether some inverse is negative, and the largest absolute values of
+    A and of the inverse diagonal; from those of `measured`.
     """
     bound, negative, *largest = numbers[:4].tolist()
     alphas, betas = numbers[8:].reshape(2, -1)
@@ -175,30 +184,30 @@ def _in_thread(f: Callable[[], Any]) -> Future[Any]:
 def rooms_of(rows: int, entries: int) -> Rooms:
     """With room for A·P and for the products of two levels of 7-point and 27-point grids, or of one if it is large."""
     if 7 * entries <= SHARED:
-        return Rooms(ladder(rows), ladder(2 * entries), ladder(7 * entries))
-    return Rooms(ladder(rows), ladder(3 * entries // 2), ladder(5 * entries))
+        return Rooms(_room(0, rows), _room(0, 2 * entries), _room(0, 7 * entries))
+    return Rooms(_room(0, rows), _room(0, 3 * entries // 2), _room(0, 5 * entries))
 
 
-def ladder(size: int) -> int:
-    """The room for `size` numbers: four sizes an octave, so that similar matrices share programs."""
+def _room(usual: int, size: int) -> int:
+    """The usual room if it holds `size` elements, else one of four sizes an octave."""
     step = 1 << max(size.bit_length() - 3, LEAST)
-    return min(-(-size // step) * step, MOST)
+    return usual if size <= usual else min(-(-size // step) * step, MOST)
 
 
 @functools.lru_cache(64)
-def _compiled(rooms: Rooms, where: Any) -> list[Future[Any]]:
+def _compiled(rooms: Rooms, place: Any) -> list[Future[Any]]:
     """Compiles side by side the programs for levels in these rooms, that of `measured` first.
 
     Args:
-      where: the sharding of arrays that are committed to their device, else None.
+      place: the sharding of arrays that are committed to their device, else None.
     """
-    if where is not None and not isinstance(where, SingleDeviceSharding):
+    if place is not None and not isinstance(place, SingleDeviceSharding):
         return []
     ahead, threads = [], ThreadPoolExecutor()
     n, nnz = rooms.rows, rooms.entries
 
     def array(shape: tuple[int, ...], dtype: Any) -> Any:
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=where)
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
 
     def results(program: Any, *args: Any) -> Any:
         ahead.append(threads.submit(program.lower(*args).compile))  # a call of it finds it, or meets its error
@@ -223,9 +232,9 @@ def _product(A: Any, B: Any, products: int, then: Any, rooms: Rooms) -> tuple[An
 
     TooLarge, ValueError: the device, or int32, does not hold that many.
     """
-    room = rooms.of("products", products)
+    room = _room(rooms.products, products)
     on_device.check_list(max(products, room), "products of two entries")
     *terms, found = programs.multiplied(A, B, then, room)
     entries, products = map(int, np.asarray(found))
-    C = programs.compressed(*terms, B.shape[1], (A.shape[0], B.shape[1]), rooms.of("entries", entries))
+    C = programs.compressed(*terms, B.shape[1], (A.shape[0], B.shape[1]), _room(rooms.entries, entries))
     return C, entries, products

@@ -15,7 +15,7 @@ from jaxsparse_fmt._types import CsrArrays, Target
 from jaxsparse_fmt.algebra import on_device
 from jaxsparse_fmt.core import entry_index
 from jaxsparse_fmt.core.matrix import build
-from jaxsparse_fmt.kernels.layout.address import expand_ptr, row_pointers, take
+from jaxsparse_fmt.kernels.layout.address import expand_ptr, put, row_pointers, take
 from solvers.core.space import HERE
 from solvers.precond._hierarchy import DAMPING, LANCZOS_STEPS
 from solvers.precond._inverse import NULL
@@ -58,7 +58,7 @@ def _diagonal(A: Any, row: Array) -> tuple[Array, Array]:
     """The diagonal, and which entries are on it."""
     data, col, _ = A.csr_arrays()
     own = (row == col) & _live(A)
-    return jnp.zeros(A.shape[0]).at[jnp.where(own, row, A.shape[0])].set(data, mode="drop", unique_indices=True), own
+    return put("set", jnp.zeros(A.shape[0]), row, data, own, unique_indices=True), own
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -106,13 +106,14 @@ def measured(A: Any, near: Array, unit: Array, n: Array) -> Known:
     root, largest = jnp.sqrt(jnp.abs(inverse)), jnp.max(jnp.abs(data))
     noise = HERE.probe(d)
 
-    across = jnp.zeros(size).at[jnp.where(live, col, size)].add(data * take(noise, row), mode="drop")
-    # Comparisons find a NaN; the largest of numbers need not.
-    same = jnp.abs(A @ noise - across) <= 1e-12 * largest + 1e-15 * jnp.max(sums)
-    usual = jnp.all(same) & jnp.all(jnp.isfinite(data)) & jnp.all((d != 0) | (lax.iota(np.int32, size) >= n))
-    usual &= jnp.all(jnp.isfinite(near))
-    lengths = jnp.diff(ptr)
-    divides = [(n % b == 0) & jnp.all(lengths % b == 0) for b in BLOCKS]
+    across = put("add", jnp.zeros(size), col, data * take(noise, row), live)
+    # Comparisons find a NaN, and sums of absolute values pass it on; the largest of numbers need not.
+    symmetric = jnp.abs(A @ noise - across) <= 1e-12 * largest + 1e-15 * jnp.max(sums)
+    divisible = (d != 0) | (lax.iota(np.int32, size) >= n)
+    usual = jnp.all(symmetric & divisible & jnp.isfinite(sums) & jnp.isfinite(near))
+    # lax.rem for row lengths, which are not negative: `%` compiles twice the operations.
+    lengths = jnp.append(jnp.diff(ptr), n.astype(np.int32))
+    divides = jnp.all(lax.rem(*jnp.broadcast_arrays(lengths, BLOCKS[:, None])) == 0, axis=1)
 
     def normalized(w: Array) -> tuple[Array, Array]:
         size = jnp.sqrt(jnp.vdot(w, w))
@@ -201,17 +202,13 @@ def aggregates(
     """
     number, priority = lax.iota(np.int32, n), _priorities(lax.iota(np.uint32, n))
 
-    def most(start: Array, at: Array, values: Array, among: Array) -> Array:
-        """The largest of the values, of those `among`, at each point; each that is left out saves an atomic."""
-        return start.at[jnp.where(among, at, n)].max(values, mode="drop")
-
     def roots(inside: Array, eligible: Array) -> Array:
         """A maximal set of eligible points of which no two share a neighbour, where each is its own neighbour too."""
 
         def step(key: Array) -> Array:  # 0 for points that are out, `ROOT` for those that are in
             own = take(key, row)
-            nearest = most(key, col, own, inside & (own > 0))
-            found = most(nearest, row, take(nearest, col), inside & (own > 0) & (own < ROOT))
+            nearest = put("max", key, col, own, inside & (own > 0))
+            found = put("max", nearest, row, take(nearest, col), inside & (own > 0) & (own < ROOT))
             decided = jnp.where(found == ROOT, 0, jnp.where(found == key, ROOT, key))
             return jnp.where((key > 0) & (key < ROOT), decided, key)
 
@@ -220,15 +217,15 @@ def aggregates(
 
     def covered(root_of: Array, least: Array) -> tuple[Array, None]:
         inside = strong & take(root_of < 0, row) & take(root_of < 0, col)
-        others = jnp.zeros(n, np.int32).at[jnp.where(inside, row, n)].add(1, mode="drop")
+        others = put("add", jnp.zeros(n, np.int32), row, 1, inside)
         new = roots(inside, (root_of < 0) & (others >= least))
-        return most(jnp.where(new, number, root_of), col, row, inside & take(new, row)), None
+        return put("max", jnp.where(new, number, root_of), col, row, inside & take(new, row)), None
 
     root_of, _ = lax.scan(covered, jnp.full(n, -1, np.int32), jnp.array([1, SECOND]))
     is_root = root_of == number
     joins = strong & take(root_of < 0, row) & take(root_of >= 0, col)
-    strongest = most(jnp.zeros(n), row, size, joins)
-    first = most(jnp.full(n, -1, np.int32), row, n - 1 - col, joins & (size == take(strongest, row)))
+    strongest = put("max", jnp.zeros(n), row, size, joins)
+    first = put("max", jnp.full(n, -1, np.int32), row, n - 1 - col, joins & (size == take(strongest, row)))
     joined = jnp.where(first >= 0, take(root_of, n - 1 - jnp.maximum(first, 0)), root_of)
     agg = jnp.where(joined < 0, -1, take(jnp.cumsum(is_root, dtype=np.int32) - 1, jnp.maximum(joined, 0)))
     return agg, jnp.sum(is_root)
@@ -271,8 +268,8 @@ def compressed(key: Array, terms: Array, n_cols: int, shape: tuple[int, int], ro
     rows, of, end = shape[0], (shape[0] + 1, n_cols), key.shape[0]
     live = on_device.coordinates(key, of)[0] < rows
     new, ends = on_device.flags(key) & live, jnp.sum(live, dtype=np.int32)
-    at = jnp.where(new, jnp.cumsum(new, dtype=np.int32) - 1, room + 1)
-    first = jnp.full(room + 1, ends).at[at].set(lax.iota(np.int32, end), mode="drop", unique_indices=True)
+    number = jnp.cumsum(new, dtype=np.int32) - 1
+    first = put("set", jnp.full(room + 1, ends), number, lax.iota(np.int32, end), new, unique_indices=True)
     row, col = on_device.coordinates(take(key, jnp.minimum(first[:-1], end - 1)), of)
     ptr = row_pointers(jnp.where(first[:-1] < ends, row, rows), rows)
     values = csr((terms, jnp.zeros(end, np.int32), first), (room, 1)) @ jnp.ones(1)

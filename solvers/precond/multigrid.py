@@ -232,13 +232,12 @@ def multigrid(
     if _device_hierarchy.serves(A, B):
         stored, smallest = _stored(A, dtype), coarsest(A)
         with concrete(), jax.enable_x64(True):  # in float64, as on the host
-            at, made = _descended(_device_hierarchy.begun(A, B, theta), smallest)
-            hand = at.at_hand() if made else None
-            levels = [_level(A, step, largest, degree, stored, k) for k, (step, largest) in enumerate(made)]
-        if hand:
-            S, near, unit = hand
-            coarsening = _hierarchy.Aggregation(near[:, None], 1, at.theta, smallest)
-            return _examined(*_built(A, S, coarsening, *settings, _hierarchy.Start(levels, unit, at.definite)))
+            large = _device_hierarchy.large_levels(A, B, theta, smallest)
+            levels = [_level(A, made, degree, stored, k) for k, made in enumerate(large.levels)] if large else []
+        if large:
+            coarsening = _hierarchy.Aggregation(large.near[:, None], 1, large.theta, smallest)
+            start = _hierarchy.Start(levels, large.unit, large.definite)
+            return _examined(*_built(A, large.S, coarsening, *settings, start))
     S = checks.host(A)
     b = checks.block_size(A, S)
     near = np.tile(np.eye(b, dtype=S.dtype), (S.shape[0] // b, 1))
@@ -249,23 +248,11 @@ def multigrid(
     return _examined(*_built(A, S, _hierarchy.Aggregation(near, b, theta, coarsest(S)), *settings))
 
 
-def _descended(at: Any, most: int) -> tuple[Any, list[Any]]:
-    """Where the host goes on, and the large levels that the accelerator makes, as of `_device_hierarchy.descended`."""
-    made = []
-    while at is not None and at.entries > _device_hierarchy.FEW and at.rows > most:
-        step = _device_hierarchy.descended(at)
-        if step is None:
-            break
-        at, *level = step
-        made.append(level)
-    return at, made
-
-
-def _level(A: Any, made: Any, largest: tuple[float, float], degree: int, dtype: Any, k: int) -> Level:
+def _level(A: Any, made: _device_hierarchy.Made, degree: int, dtype: Any, k: int) -> Level:
     """Level k, in its formats, of what the accelerator made."""
-    S, R, P, inverse, upper = made()
-    step = Level(S, R, P, inverse, _hierarchy.recurrence(degree, upper))
-    return _on_device(step, None if k else _shared(A), dtype, k, largest)
+    S, R, P, inverse = made.arrays()
+    step = Level(S, R, P, inverse, _hierarchy.recurrence(degree, made.upper))
+    return _on_device(step, None if k else _shared(A), dtype, k, made.largest)
 
 
 @arguments.door

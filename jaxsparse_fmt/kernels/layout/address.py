@@ -303,16 +303,15 @@ def expand_ptr(xp: Any, ptr: Any, total: int) -> Any:
     """
     if xp is np:
         return np.repeat(np.arange(ptr.shape[0] - 1, dtype=np.int32), np.diff(ptr))
-    return jnp.cumsum(jnp.zeros(total, jnp.int32).at[when_run(ptr)[1:-1]].add(1, mode="drop"))
+    return jnp.cumsum(put("add", jnp.zeros(total, jnp.int32), when_run(ptr)[1:-1], 1))
 
 
 def row_pointers(row: Any, n_rows: int) -> Any:
     """Row pointers [n_rows + 1] from sorted row indices [nnz]."""
     index, row = index_dtype(row.shape[0]), when_run(row)
     last = jnp.concatenate([row[1:] != row[:-1], jnp.ones(row[:1].shape, bool)])
-    ends = jnp.zeros(n_rows + 1, index).at[jnp.where(last, row + 1, n_rows + 1)]
-    ends = ends.set(jnp.arange(1, row.shape[0] + 1, dtype=index), mode="drop")
-    return lax.cummax(ends)
+    ends = jnp.arange(1, row.shape[0] + 1, dtype=index)
+    return lax.cummax(put("set", jnp.zeros(n_rows + 1, index), row + 1, ends, last))
 
 
 def when_run(a: Any) -> Any:
@@ -325,8 +324,22 @@ def when_run(a: Any) -> Any:
 
 
 def take(a: Any, idx: Any) -> Any:
-    """a[idx] for an array of NumPy or JAX; no index may lie outside."""
-    return a.take(idx, 0, mode="clip") if isinstance(a, np.ndarray) else a.at[idx].get(mode="promise_in_bounds")
+    """a[idx] for an array of NumPy or JAX; no index may lie outside, or be negative."""
+    if isinstance(a, np.ndarray):
+        return a.take(idx, 0, mode="clip")
+    return a.at[idx].get(mode="promise_in_bounds", wrap_negative_indices=False)
+
+
+def put(how: str, a: Any, idx: Any, values: Any, among: Any = True, **promises: bool) -> Any:
+    """`a` [n, …] with `values` set, added or taken into the maximum at `idx`; those that are not `among` are left out.
+
+    Args:
+      how: "set", "add" or "max".
+      idx: from 0; what is n or above is left out, too.
+      promises: `unique_indices` of those that are in range.
+    """
+    places = a.at[idx if among is True else jnp.where(among, idx, a.shape[0])]
+    return getattr(places, how)(values, mode="drop", wrap_negative_indices=False, **promises)
 
 
 def _flat(xp: Any, row: Any, j: Any) -> tuple[Any, Any]:

@@ -63,3 +63,15 @@ def trilinear(n: int) -> sp.csr_array:
     K, M = (sp.diags_array([a, b, a], offsets=[-1, 0, 1], shape=(n, n)) for a, b in ((-1.0, 2.0), (1 / 6, 2 / 3)))
     kron = lambda *of: sp.kron(sp.kron(*of[:2]), of[2])  # noqa: E731
     return sp.csr_array(kron(K, M, M) + kron(M, K, M) + kron(M, M, K))
+
+
+def random_vector(n: int, *shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((n, *shape))
+
+
+def scipy_iterations(S: sp.csr_array, b: np.ndarray, M: Any, rtol: float) -> int:
+    """Of SciPy's cg, which compiles nothing but the cycle."""
+    steps, operator = [], spla.LinearOperator(S.shape, lambda r: np.asarray(M @ r))
+    x, info = spla.cg(S, b, rtol=rtol, M=operator, callback=steps.append)
+    assert info == 0 and np.linalg.norm(b - S @ x) <= 1.01 * rtol * np.linalg.norm(b)
+    return len(steps)
