@@ -19,7 +19,7 @@ from jaxsparse_fmt._dtypes import index_dtype
 from jaxsparse_fmt._text import readable_bytes
 from jaxsparse_fmt._tracing import is_on_cpu
 from jaxsparse_fmt._types import Array, Csr, CsrArrays
-from jaxsparse_fmt.core.pattern import Absent
+from jaxsparse_fmt.core.faces import Absent
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.merging import prefix_length
 from jaxsparse_fmt.kernels.layout.address import expand_ptr, row_pointers, take

@@ -18,9 +18,9 @@ from jaxsparse_fmt._dtypes import index_dtype
 from jaxsparse_fmt._tracing import concrete, is_on_cpu
 from jaxsparse_fmt._types import CORES, Csr, CsrArrays, Target
 from jaxsparse_fmt.algebra import on_device
+from jaxsparse_fmt.core.faces import Absent
 from jaxsparse_fmt.core.kept import Kept
 from jaxsparse_fmt.core.matrix import FORMATS, SparseMatrix, build
-from jaxsparse_fmt.core.pattern import Absent
 from jaxsparse_fmt.core.transposed import Transposed
 from jaxsparse_fmt.formats import building, memory
 from jaxsparse_fmt.kernels.cpu.over_rows import in_threads

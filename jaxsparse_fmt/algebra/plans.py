@@ -28,8 +28,8 @@ from jaxsparse_fmt._types import Array, Csr
 from jaxsparse_fmt.algebra import by_cupy, on_device, patterns
 from jaxsparse_fmt.core import form
 from jaxsparse_fmt.core.entry_index import take
+from jaxsparse_fmt.core.faces import Absent
 from jaxsparse_fmt.core.matrix import SparseMatrix
-from jaxsparse_fmt.core.pattern import Absent
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.csr import CSR, threads_for
 
@@ -146,7 +146,7 @@ class Triple:
 @jax.jit
 @standard_promotion
 def _sums(terms: Any, values: Array, x: Any) -> Array:
-    return form.product(terms, values, x)
+    return form.apply("product", terms._with_values(values), x)
 
 
 @standard_promotion

@@ -223,7 +223,7 @@ def take(a: Array, index: Array) -> Array:
 
 def moved(a: Array, index: Array, back: Array) -> Array:
     """take(a, index); the transpose gathers by `back`, the inverse of `index`, where XLA's would add by atomics."""
-    if mesh_axes.all_axes(a, index, back) or a.shape[0] == 0:
+    if mesh_axes.are_explicit(a, index, back) or a.shape[0] == 0:
         return take(a, index)
     return moved_p.bind(*mesh_axes.varying((a, index, back)))
 

@@ -21,7 +21,7 @@ from jaxsparse_fmt._tracing import concrete, in_trace, is_on_cpu, standard_promo
 from jaxsparse_fmt._types import Array, Csr, CsrArrays, Target
 from jaxsparse_fmt.core import entry_index, form, vector_passes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
-from jaxsparse_fmt.core.pattern import Pattern
+from jaxsparse_fmt.core.faces import Faces
 from jaxsparse_fmt.core.scipy_names import OnOneDevice
 from jaxsparse_fmt.core.transposed import Transposed
 from jaxsparse_fmt.kernels.backends import selection
@@ -33,11 +33,11 @@ CHOOSERS: dict[str, Callable[[Csr, Target], SparseMatrix]] = {}
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class SparseMatrix(OnOneDevice, Pattern):
+class SparseMatrix(OnOneDevice, Faces):
     """A sparse matrix: a pytree whose leaves are its arrays, and a linear map.
 
     A format subclasses this with its index arrays and defines how it is built (`from_csr`), the three faces of the
-    trilinear form (`Pattern`), and the `entries` of its storage. The rest follows.
+    trilinear form (`Faces`), and the `entries` of its storage. The rest follows.
 
     A stack of matrices, whose arrays have one more axis in front (`jax.vmap(A.with_data)(D)`, or `jax.tree.map` of
     `jnp.stack`), is of this type too. It may pass through jit, scan and solvers' arguments and be multiplied by a
@@ -154,7 +154,7 @@ class SparseMatrix(OnOneDevice, Pattern):
             and selection.is_pallas(self.backend)
         )
         if fits and self._sums:
-            return form.product_sums(self._without_values, self.values, x, what, *beside)
+            return form.product_sums(self, x, what, *beside)
         y = self.matvec(x)
         return y, vector_passes.sweep(what, (), (y, *beside))[2]
 
@@ -377,10 +377,10 @@ def _hidden(A: SparseMatrix) -> SparseMatrix:
 @jax.jit
 @standard_promotion
 def _product(A: SparseMatrix, x: Array) -> Array:
-    return form.product(A._without_values, A.values, _columns(A, x))
+    return form.apply("product", A, _columns(A, x))
 
 
 @jax.jit
 @standard_promotion
 def _back(A: SparseMatrix, y: Array) -> Array:
-    return form.transposed(A._without_values, A.values, _rows(A, y))
+    return form.apply("transposed", A, _rows(A, y))

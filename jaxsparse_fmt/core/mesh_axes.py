@@ -21,6 +21,11 @@ from jaxsparse_fmt._types import Array
 from jaxsparse_fmt.kernels.backends import jax_versions
 
 
+def are_explicit(*trees: Any) -> bool:
+    """Whether the type of a leaf names an explicit mesh axis. Without a mesh none does."""
+    return any([any(jax.typeof(a).sharding.spec) for a in jax.tree.leaves(trees)])
+
+
 def axes_of(a: Any) -> tuple[tuple[str, ...], ...]:
     """For each axis of the array, the explicit mesh axes over which that axis is sharded."""
     return tuple(names(entry) for entry in jax.typeof(a).sharding.spec)
@@ -73,37 +78,44 @@ def by_pieces(f: Callable[..., Any], operands: Sequence[Any], labels: Sequence[s
       out: such strings, as a prefix of f's result. f sums over the axes whose letters are missing in `out`, and the
         sums of all devices are added.
     """
-    if not all_axes(*operands):
-        return f(*operands)
-    mesh, of = mesh_of(*operands), {}
-    for tree, letters in zip(operands, labels, strict=True):
-        for leaf in jax.tree.leaves(tree):
-            for axes, letter in zip(axes_of(leaf), letters, strict=False):
-                if axes and letter not in {".", "_", *of} and not set(axes) & {*itertools.chain(*of.values())}:
-                    of[letter] = axes
-    manual = {*itertools.chain(*of.values())}
+    mesh = mesh_of(*operands)
+    axes_by_letter = _axes_by_letter(operands, labels)
+    manual = {*itertools.chain(*axes_by_letter.values())}
+
+    def spec(letters: str) -> PartitionSpec:
+        return _spec([axes_by_letter.get(c, ()) for c in letters])
 
     def placed(leaf: Any, letters: str) -> Array:
+        letters = letters.ljust(leaf.ndim, "_")
         stay = [tuple(axis for axis in axes if axis not in manual) for axes in axes_of(leaf)]
-        letters = letters[: len(stay)].ljust(len(stay), "_")
-        return resharded(
-            leaf, mesh, [kept if c == "_" else of.get(c, ()) for c, kept in zip(letters, stay, strict=True)]
-        )
-
-    moved = [jax.tree.map(functools.partial(placed, letters=c), tree) for tree, c in zip(operands, labels, strict=True)]
-    if not manual:
-        return f(*moved)
-    spec = lambda letters: _spec([of.get(c, ()) for c in letters])  # noqa: E731
-    kept = {*itertools.chain(*jax.tree.leaves(out))}
-    summed = tuple(axis for letter, axes in of.items() if letter not in kept for axis in axes)
+        wanted = [axes if c == "_" else axes_by_letter.get(c, ()) for c, axes in zip(letters, stay, strict=False)]
+        return resharded(leaf, mesh, wanted)
 
     def body(*pieces: Any) -> Any:
         result = f(*pieces)
         return lax.psum(result, summed) if summed else result
 
+    operands = [
+        jax.tree.map(functools.partial(placed, letters=c), tree) for tree, c in zip(operands, labels, strict=True)
+    ]
+    if not manual:
+        return f(*operands)
+    kept = {*itertools.chain(*jax.tree.leaves(out))}
+    summed = tuple(axis for letter, axes in axes_by_letter.items() if letter not in kept for axis in axes)
     specs = tuple(map(spec, labels))
     mapped = jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=jax.tree.map(spec, out), axis_names=manual)
-    return mapped(*moved)
+    return mapped(*operands)
+
+
+def _axes_by_letter(operands: Sequence[Any], labels: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """The mesh axes of each letter: those of the first array axis with that letter, each mesh axis once."""
+    found: dict[str, tuple[str, ...]] = {}
+    for tree, letters in zip(operands, labels, strict=True):
+        for leaf in jax.tree.leaves(tree):
+            for axes, letter in zip(axes_of(leaf), letters, strict=False):
+                if axes and letter not in {".", "_", *found} and not {*axes} & {*itertools.chain(*found.values())}:
+                    found[letter] = axes
+    return found
 
 
 def by_xla(f: Callable[..., Any], operands: Sequence[Any], out: Any, mesh: Any = None, axes: Sequence[str] = ()) -> Any:
@@ -130,10 +142,11 @@ def partitioned(
     meshes = (jax.typeof(a).sharding.mesh for a in jax.tree.leaves(operands))
     if not {*axes, *named} & {*taken} and not (taken and any(not m.empty and m != mesh for m in meshes)):
         return f
-    kept = lambda spec: _spec([tuple(a for a in names(entry) if a in taken) for entry in spec])  # noqa: E731
-    shardings = jax.tree.map(
-        lambda spec: NamedSharding(mesh, kept(spec)), out, is_leaf=lambda a: isinstance(a, PartitionSpec)
-    )
+
+    def sharding(spec: PartitionSpec) -> NamedSharding:
+        return NamedSharding(mesh, _spec([tuple(a for a in names(entry) if a in taken) for entry in spec]))
+
+    shardings = jax.tree.map(sharding, out, is_leaf=lambda a: isinstance(a, PartitionSpec))
 
     def inside(*operands: Any) -> Any:
         with _in_auto(True):
@@ -182,7 +195,7 @@ def varying_axes(*arrays: Any) -> frozenset[Any]:
 
 
 def untyped_axes() -> frozenset[str]:
-    """The axes of a shard_map without check_vma, in which types do not tell what varies over them."""
+    """The axes of a shard_map without check_vma, in which types do not show what varies over them."""
     manual = jax.sharding.get_abstract_mesh().manual_axes
     return frozenset(axis for axis in manual if not varying_axes(lax.axis_index(axis)))
 
@@ -193,12 +206,11 @@ def varying(tree: Any, *like: Any) -> Any:
     Inside shard_map the initial values of a loop must vary over the same axes as the results of its body. A leaf that
     occurs several times stays one array.
     """
-    leaves = {id(a): a for a in jax.tree.leaves((tree, like))}
-    axes = varying_axes(*leaves.values())
+    axes = varying_axes(*jax.tree.leaves((tree, like)))
     if not axes:
         return tree
-    moved = {k: jax_versions.vary(a, axes) for k, a in leaves.items()}
-    return jax.tree.map(lambda a: moved[id(a)], tree)
+    by_id = {id(a): jax_versions.vary(a, axes) for a in jax.tree.leaves(tree)}
+    return jax.tree.map(lambda a: by_id[id(a)], tree)
 
 
 def shaped_like(a: Any, dtype: Any) -> jax.ShapeDtypeStruct:

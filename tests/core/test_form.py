@@ -31,7 +31,8 @@ def A():
 
 
 def bind(A, face, a, b):
-    return form.bind(face, A._without_values, a, b)
+    leaves, tree = jax.tree.flatten(A._without_values)
+    return form.bind(face, a, b, leaves, tree=tree, backend=A.backend)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Pattern: a matrix without its values, and the faces of the trilinear form that it computes for the primitives."""
+"""The faces of the trilinear form, which every format computes for the primitives of `form.py`."""
 
 import abc
 import dataclasses
@@ -19,11 +19,11 @@ class Absent:
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Pattern(abc.ABC):
-    """The index arrays and the sizes of a stored matrix, and the three faces of the form (`form.py`) over them.
+class Faces(abc.ABC):
+    """The arrays and sizes of a stored matrix, and the three faces of the form over them.
 
-    The faces take and return plain arrays, and read `values` from their arguments alone. `backend` is what
-    `selection.resolve` returns, but "numba", for which `form.py` calls `_native_face`.
+    The faces take and return plain arrays, and read `values` from their arguments alone. `backend` is any result of
+    `selection.resolve` but "numba", for which `form.py` calls `_native_face`.
 
     Attributes:
       values: [n_stored], entries and padding in the format's own order; `Absent` in `_without_values`.
@@ -56,7 +56,7 @@ class Pattern(abc.ABC):
 
     @property
     def _sums(self) -> int:
-        """The number of parts of a sum that `_product_sums` returns; 0 where a separate pass costs less."""
+        """The number of parts of each sum that `_product_sums` returns; 0 if a separate pass costs less."""
         return 0
 
     def _product_sums(self, values: Array, x: Array, beside: Any, what: Pass, backend: str) -> tuple[Array, ...]:
@@ -64,18 +64,18 @@ class Pattern(abc.ABC):
         raise NotImplementedError
 
     def _wants_shared_memory(self, face: str, p: int) -> bool:
-        """Whether the kernel of a face with p right-hand sides is faster where the lanes of a block share memory."""
+        """Whether the kernel of a face with p right-hand sides is faster in a dialect with shared memory."""
         del face, p
         return False
 
     @property
     def _without_values(self) -> Self:
-        """The matrix without `values`: the operand of the primitives in `form.py`."""
+        """The matrix without `values`, which the primitives in `form.py` take as a separate operand."""
         return dataclasses.replace(self, values=Absent((self.n_stored,)))
 
     @property
     def _for_other_values(self) -> Self:
-        """The same pattern without what was made of the matrix's own values."""
+        """The same matrix without the arrays that were computed from its own values."""
         return self
 
     @property
@@ -84,7 +84,7 @@ class Pattern(abc.ABC):
 
         Raises:
           ValueError: the matrix is a stack of matrices, or a gradient, which has no pattern. All code that reads the
-            pattern reads this number first, and so raises too.
+            pattern reads `n_stored` first, and so raises too.
         """
         self._check_single()
         if not self._has_pattern:
@@ -96,8 +96,8 @@ class Pattern(abc.ABC):
 
     @property
     def _has_pattern(self) -> bool:
-        leaves = [a for a in jax.tree.leaves(self) if a is not self.values]  # every format has some
-        return bool(leaves) and not any(a.dtype == jax.dtypes.float0 for a in leaves if hasattr(a, "dtype"))
+        index = [a for a in jax.tree.leaves(self) if a is not self.values]  # every format has some
+        return bool(index) and jax.dtypes.float0 not in [getattr(a, "dtype", None) for a in index]
 
     def _check_single(self) -> None:
         """Raises ValueError for a stack of matrices."""
