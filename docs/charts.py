@@ -59,7 +59,7 @@ def _panel(panel: Panel, top: float, look: dict) -> tuple[list[str], float]:
     """The shapes of a panel that begins at `top`, and where it ends."""
     values = [v for _, vs in panel.groups for v in vs if v is not None]
     shapes = []
-    for line in _wrapped(panel.title, 62):
+    for line in _wrapped(panel.title, 56):
         top += LINE
         shapes.append(_text(0, top, line, look["ink"], "bold"))
     if len(panel.series) > 1:
@@ -215,12 +215,13 @@ def first_calls() -> Panel:
     return Panel(f"CPU time of a first call, {device('first_calls_cpu')}", list(sides), groups, seconds)
 
 
-def solves(what: str) -> Panel:
-    """A solve as users call it, cold and warm."""
-    rows, header = figures.rows_of(what), figures.read(figures.newest(what))["header"]
+def solves(what: str, unit: str = "s") -> Panel:
+    """A solve as users call it, cold and warm, in seconds, or with the unit "cpu s" in those of the processor."""
+    rows = figures.rows_of(what)
     names = ("first solve", "first, programs kept", "later solves")
-    groups = [(row["side"], [row["cold s"], row.get("kept s"), row["warm s"]]) for row in rows]
-    title = f"cg for {rows[0]['problem']}, a million unknowns, to 1e-8: seconds on {header['device']} (log scale)"
+    groups = [(row["side"], [row.get(f"{name} {unit}") for name in ("cold", "kept", "warm")]) for row in rows]
+    title = f"cg for {rows[0]['problem']}, a million unknowns, to 1e-8: "
+    title += f"{'seconds' if unit == 's' else 'CPU seconds'} on {device(what)} (log scale)"
     return Panel(title, names, groups, seconds, log=True)
 
 
@@ -228,7 +229,7 @@ CHARTS: dict[str, tuple[str, Callable[[], Iterable[Panel]]]] = {
     "products": ("speed of products by kind of matrix, against cuSPARSE and SciPy", lambda: [on_gpu(), on_cpu()]),
     "solve": (
         "times of a first and of later solves, and those of CuPy, jax.scipy and SciPy",
-        lambda: [solves("peers_gpu")],
+        lambda: [solves("peers_gpu"), solves("peers_cpu", "cpu s")],
     ),
     "products_gpu": ("speed of products on a GPU by kind of matrix, against cuSPARSE", lambda: [on_gpu()]),
     "products_cpu": ("speed of products on a CPU by kind of matrix, against SciPy", lambda: [on_cpu()]),
