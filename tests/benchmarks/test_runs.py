@@ -76,7 +76,7 @@ def test_every_stage_has_a_first_and_a_later_time(tmp_path):
 
 
 def test_a_choice_is_judged_by_the_fastest_that_was_timed_and_that_auto_may_take():
-    counts = {"layout": {}, "nbytes": 10**8, "places": 10**7, "trips": 6, "rate": "of another year"}
+    counts = {"layout": {}, "nbytes": 10**8, "places": 10**7, "trips": 6, "misses": 0.0, "rate": "of another year"}
 
     def row(matrix, **us):
         sides = [(counts | {"format": name.partition(" ")[0]}, took) for name, took in us.items()]
