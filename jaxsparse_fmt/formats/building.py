@@ -27,7 +27,9 @@ from jaxsparse_fmt.models import traffic
 # Padding beyond this multiple of CSR's bytes is refused, unless the storage is small.
 MAX_PADDING, SMALL_CHANGE = 10, 64 * 2**20
 Format = TypeVar("Format", bound=SparseMatrix)
-FEW = 2**20  # entries, with which the host is done before a device has compiled the programs for their sizes
+# Entries with which the host is done before a device has compiled the programs for their sizes: in an operation of a few
+# programs, and in the choice of a format with its conversion, of a dozen.
+FEW, FEW_TO_CHOOSE = 2**20, 2**24
 SOME = 32  # rows whose longest comes to the host, to tell that of more
 HELD = 6  # times the bytes of a matrix in CSR that a conversion on a device may hold
 MAX_LANES = 2**31 - 2**16  # threads of a kernel, numbered in int32; the last block may reach beyond the last thread
@@ -233,7 +235,7 @@ def where_it_converts(csr: Csr, target: Target) -> Csr:
     A matrix that comes from the host never goes to the device for that: XLA would compile programs for its sizes, for
     ten times as long as the host takes.
     """
-    if namespace(csr.data) is np or csr.nnz < FEW:
+    if namespace(csr.data) is np or csr.nnz < FEW_TO_CHOOSE:
         return on_host(csr)
     free = memory.free()
     has_room = free is None or HELD * csr.nnz * (target.dtype.itemsize + 4) <= free

@@ -332,6 +332,6 @@ def test_an_accelerator_chooses_and_converts_what_lies_there(S, transpose, monke
     gpu = types.SimpleNamespace(platform=platform, device_kind="NVIDIA H200", client=client, memory_stats=lambda: None)
     monkeypatch.setattr(memory, "device", lambda *_: gpu)
     expected, there = jsf.from_scipy(S, transpose=transpose), jsf.from_scipy(S, "csr").csr_arrays()
-    monkeypatch.setattr(building, "FEW", 0)
+    monkeypatch.setattr(building, "FEW_TO_CHOOSE", 0)
     monkeypatch.setattr(CsrArrays, "to_scipy", lambda csr: pytest.fail("the matrix came to the host"))
     assert_same_storage(convert.from_arrays(there, "auto", None, transpose=transpose), expected)
