@@ -1,12 +1,14 @@
 """Factors by libraries that run inside XLA's programs: CHOLMOD and KLU on a CPU, cuDSS on NVIDIA GPUs.
 
-sparsax calls CHOLMOD and KLU, and spineax cuDSS. Both keep the analysis of a pattern, and sparsax the factors of values
-that it has seen, so that new values are factored once, and no Python runs between.
+sparsax has CHOLMOD and KLU; it keeps the analysis of patterns and the factors of the last values, so that new values
+are factored once. spineax has cuDSS; each program analyses the pattern anew, and the GPU keeps the last eight factors.
 """
 
 import dataclasses
+import functools
+import importlib
 import importlib.util
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +17,15 @@ from jax import Array, lax
 
 from jaxsparse_fmt._arguments import check_choice
 from jaxsparse_fmt._pytrees import pytree
-from jaxsparse_fmt._tracing import concrete, is_on_cpu
+from jaxsparse_fmt._tracing import concrete
+from jaxsparse_fmt.kernels.cpu import ffi
 from solvers.core import arguments
 from solvers.host import hosted
 from solvers.precond import _checks as checks
 from solvers.solution import SolverError, Status
 
 LIBRARIES = {"cholmod": ("sparsax", "direct"), "klu": ("sparsax", "direct"), "cudss": ("spineax", "cudss")}
+PLATFORMS = {"sparsax": "cpu", "spineax": "gpu"}
 HEAVY = 1e9  # multiplications, of about a second, for which "auto" takes CHOLMOD
 
 
@@ -30,9 +34,13 @@ HEAVY = 1e9  # multiplications, of about a second, for which "auto" takes CHOLMO
 class LibraryFactors:
     """Factors that a library keeps.
 
+    A result is NaN where CHOLMOD or KLU finds none.
+
     Attributes:
       row, col, values: [nnz], A's entries by row.
       token: cuDSS's name of the factors; the others find theirs by the values.
+      is_transposed: whether a solve is with Aᵀ.
+      is_symmetric: whether A = Aᵀ.
     """
 
     row: Array
@@ -41,20 +49,23 @@ class LibraryFactors:
     token: Any
     n: int = dataclasses.field(metadata={"static": True})
     library: str = dataclasses.field(metadata={"static": True})
+    is_symmetric: bool = dataclasses.field(metadata={"static": True})
+    device: int = dataclasses.field(metadata={"static": True})  # among this process's
+    is_transposed: bool = dataclasses.field(default=False, metadata={"static": True})
 
     @property
     def dtype(self) -> np.dtype:
         return self.values.dtype
 
     @property
-    def T(self) -> Self:
-        if self.library == "cholmod":
+    def T(self) -> "LibraryFactors":
+        if self.is_symmetric:
             return self
-        by_column = jnp.lexsort((self.row, self.col))
+        if self.library == "klu":
+            return dataclasses.replace(self, is_transposed=not self.is_transposed)
+        by_column = jnp.lexsort((self.row, self.col))  # cuDSS has no transposed solves
         row, col, values = (a[by_column] for a in (self.col, self.row, self.values))
-        return dataclasses.replace(
-            self, row=row, col=col, values=values, token=_token(self.library, self.n, row, col, values)
-        )
+        return _factored(dataclasses.replace(self, row=row, col=col, values=values))
 
     def solve(self, r: Array) -> Array:
         """For r of [n] or [n, k]; without derivatives."""
@@ -63,28 +74,39 @@ class LibraryFactors:
         if self.library == "cudss":
             from spineax import cudss  # pyright: ignore[reportMissingImports]
 
-            columns = r.astype(self.dtype).reshape(self.n, -1).T
-            return lax.map(lambda c: cudss.solve(self.token, c), columns).T.reshape(r.shape)
-        import sparsax  # pyright: ignore[reportMissingImports]
+            return cudss.solve(self.token, r.astype(self.dtype).T).T
+        solve, attribute = ("solve", "mode") if self.library == "cholmod" else ("lu_solve", "trans")
+        call = jax.ffi.ffi_call(_target(solve), jax.ShapeDtypeStruct(r.shape, np.float64), vmap_method="sequential")
+        values, options = self.values.astype(np.float64), {attribute: np.int64(self.is_transposed)}
+        return call(self.row, self.col, values, r.astype(np.float64), **options).astype(r.dtype)
 
-        solve = sparsax.solve if self.library == "cholmod" else sparsax.lu_solve
-        return solve(self.row, self.col, self.values.astype(np.float64), r.astype(np.float64)).astype(r.dtype)
+
+@functools.cache
+def _target(solve: str) -> str:
+    """The name for XLA of a solve of sparsax. Its own would end a program with an error where there are no factors."""
+    importlib.import_module("sparsax")  # checks its version of JAX
+    target = f"jaxsparse_{solve}"
+    ffi.register_guarded(target, getattr(importlib.import_module("sparsax_cpp"), f"{solve}_f64_capsule")())
+    return target
 
 
-def _token(library: str, n: int, row: Array, col: Array, values: Array) -> Any:
-    if library != "cudss":
-        return None
+def _factored(F: LibraryFactors) -> LibraryFactors:
+    """F with the token of its values, if cuDSS is its library."""
+    if F.library != "cudss":
+        return F
     from spineax import cudss  # pyright: ignore[reportMissingImports]
 
-    ptr = jnp.searchsorted(row, jnp.arange(n + 1, dtype=row.dtype)).astype(jnp.int32)
-    return cudss.factorize(cudss.analyze(values, ptr, col, mtype_id="general", mview_id="full"), values)
+    ptr = jnp.searchsorted(F.row, jnp.arange(F.n + 1, dtype=F.row.dtype)).astype(jnp.int32)
+    kind = "symmetric" if F.is_symmetric else "general"
+    analysed = cudss.analyze(F.values, ptr, F.col, mtype_id=kind, mview_id="full", device_id=F.device)
+    return dataclasses.replace(F, token=cudss.factorize(analysed, F.values))
 
 
-def choice(backend: str, A: Any, maker: str) -> str:
+def choice(backend: str, A: Any, symmetric: bool | None, maker: str) -> str:
     """The library that factors A, or "superlu". Errors as of `factorized`."""
     check_choice("backend", backend, ("auto", "superlu", *LIBRARIES))
     if backend == "auto":
-        return _suited(A)
+        return "superlu" if symmetric is False else _suited(A)
     if backend == "superlu":
         return backend
     module, extra = LIBRARIES[backend]
@@ -92,6 +114,9 @@ def choice(backend: str, A: Any, maker: str) -> str:
         raise ModuleNotFoundError(
             f"{maker}: backend={backend!r} needs {module}; pip install 'jaxsparse[{extra}]', or take backend='superlu'"
         )
+    platform = arguments.memory.device(A).platform
+    if platform != PLATFORMS[module]:
+        raise ValueError(f"{maker}: backend={backend!r} runs on a {PLATFORMS[module]}, and A lies on a {platform}")
     if backend != "cudss" and not jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]
         raise ValueError(f"{maker}: backend={backend!r} computes in float64; set JAX_ENABLE_X64=1, or take 'superlu'")
     if backend != "cudss" and jnp.issubdtype(A.dtype, jnp.complexfloating):
@@ -104,42 +129,43 @@ def _suited(A: Any) -> str:
     ours = hasattr(A, "entries") and getattr(A, "name", "") != "sharded" and not arguments.is_traced(A)
     if not ours or A.dtype != np.float64 or A.shape[0] != A.shape[1] or importlib.util.find_spec("sparsax") is None:
         return "superlu"
-    if A.shape[0] ** 3 < HEAVY or not is_on_cpu(jax.tree.leaves(A)[0]):
+    if A.shape[0] ** 3 < HEAVY or arguments.memory.device(A).platform != "cpu":
         return "superlu"
     host = hosted(A)
     suits = host.finite and host.symmetric and np.all(host.diagonal > 0) and host.envelope[1] > HEAVY  # from above
     return "cholmod" if suits and host.factor_work > HEAVY else "superlu"
 
 
-def made(A: Any, library: str, maker: str) -> LibraryFactors:
+def made(A: Any, library: str, maker: str, symmetric: bool | None) -> LibraryFactors:
     """The factors of a matrix by a library.
 
     Raises:
-      SolverError: CHOLMOD, and the values are known, and not those of a symmetric positive definite matrix. ValueError:
-        they are known, and the factors do not fit into the memory. Of traced values CHOLMOD raises an error at run
-        time, and KLU of singular ones.
+      SolverError: the values are known, and CHOLMOD finds that they are not those of a symmetric positive definite
+        matrix, or KLU those of a singular one. ValueError: they are known, and the factors do not fit into the memory.
     """
     if checks.is_transpose(A):
-        return made(A.T, library, maker).T
+        return made(A.T, library, maker, symmetric).T
+    is_complex = jnp.issubdtype(A.dtype, jnp.complexfloating)
     if arguments.is_traced(A):
-        return _of_entries(A, library)
+        return _of_entries(A, library, library == "cholmod" or (bool(symmetric) and not is_complex))
     host = hosted(A)
     if not host.finite:
         raise SolverError(Status.NON_FINITE, f"{maker} needs finite entries, and A has a NaN or an infinity")
-    host.check_memory()
-    if library == "cholmod" and not host.symmetric:
+    host.check_memory(arguments.memory.of_host if library != "cudss" else lambda: arguments.memory.free(A))
+    is_symmetric = host.symmetric if symmetric is None else symmetric
+    if library == "cholmod" and not is_symmetric:
         raise SolverError(Status.NOT_SYMMETRIC, f"{maker}: backend='cholmod' needs a symmetric A; take 'klu'")
     with concrete():  # inside jit, too, so that a failure is seen while another library may follow
-        F = _of_entries(A, library)
-        if library in ("cholmod", "klu"):
+        F = _of_entries(A, library, is_symmetric and not is_complex)
+        if library != "cudss":
             _try(F, maker)
     return F
 
 
-def _of_entries(A: Any, library: str) -> LibraryFactors:
+def _of_entries(A: Any, library: str, is_symmetric: bool) -> LibraryFactors:
     values = lax.stop_gradient(A.data).astype(jnp.promote_types(A.dtype, jnp.float32))
-    row, col, n = A.row_ids, A.col_ids, A.shape[0]
-    return LibraryFactors(row, col, values, _token(library, n, row, col, values), n, library)
+    device = arguments.memory.device(A).local_hardware_id or 0
+    return _factored(LibraryFactors(A.row_ids, A.col_ids, values, None, A.shape[0], library, is_symmetric, device))
 
 
 def _try(F: LibraryFactors, maker: str) -> None:

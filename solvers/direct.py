@@ -103,7 +103,7 @@ class Factorized(factors.Inverse):
 
 
 @standard_promotion
-def factorized(A: Any, *, backend: str = "auto") -> Factorized:
+def factorized(A: Any, *, symmetric: bool | None = None, backend: str = "auto") -> Factorized:
     """The LU factors of a sparse matrix, for many right-hand sides, or as the M of a solver; as SciPy's `splu`.
 
     The host factors in 64 bits, by SuperLU: a symmetric pattern with a strong diagonal in the order MMD of A + Aᵀ, with
@@ -115,6 +115,8 @@ def factorized(A: Any, *, backend: str = "auto") -> Factorized:
 
     Args:
       A: [n, n] jaxsparse matrix on one device, in any format.
+      symmetric: whether A is symmetric (Hermitian); None: `factorized` looks at its values, and takes a traced A for
+        unsymmetric. Of a symmetric A cuDSS makes half of the factors. SuperLU looks at the pattern itself.
       backend: "superlu"; "cholmod", for a symmetric positive definite A, or "klu", for circuits, which factor inside
         XLA's program on a CPU, in float64 (`pip install 'jaxsparse[direct]'`); or "cudss", on an NVIDIA GPU
         (`jaxsparse[cudss]`). "auto" takes CHOLMOD where it is installed, and A is large, symmetric with a positive
@@ -127,17 +129,16 @@ def factorized(A: Any, *, backend: str = "auto") -> Factorized:
 
     Raises:
       SolverError: A is singular (its status is SINGULAR), or holds a NaN (NON_FINITE), or CHOLMOD finds it not positive
-        definite (NOT_POSITIVE_DEFINITE). If A is traced, results of SuperLU are NaN, and the status of `F.solve(b)`
-        says why; CHOLMOD and KLU raise an error at run time. ValueError: A is not square, or sharded, or its factors do
-        not fit into the memory. TypeError: not a matrix of jaxsparse_fmt. ModuleNotFoundError: the backend is not
-        installed.
+        definite (NOT_POSITIVE_DEFINITE). If A is traced, `F @ b` is NaN instead, and the status of `F.solve(b)` says
+        why. ValueError: A is not square, or sharded, or its factors do not fit into the memory. TypeError: not a matrix
+        of jaxsparse_fmt. ModuleNotFoundError: the backend is not installed.
 
     Examples:
       >>> F = js.factorized(A)
       >>> np.allclose(A @ (F @ b), b), (F @ np.ones((16, 3))).shape
       (True, (16, 3))
     """
-    return jax.device_put(_by(backend, A, "factorized", lambda: _made(A, "factorized"))[0])
+    return jax.device_put(_by(backend, A, symmetric, "factorized", lambda: _made(A, "factorized"))[0])
 
 
 @standard_promotion
@@ -148,6 +149,7 @@ def direct(
     rtol: float | None = None,
     atol: float = 0.0,
     adjoint: Adjoint | None = None,
+    symmetric: bool | None = None,
     backend: str = "auto",
 ) -> Solution:
     """Solves A·x = b by LU factors, where a Krylov method fails or A is small; as SciPy's `spsolve`.
@@ -158,7 +160,7 @@ def direct(
       rtol, atol: as in `cg`; None: eps^(2/3) of the dtype, 4e-11 in float64 and 2e-5 in float32. An rtol below eps is
         taken as eps: 0 asks for an x as accurate as the dtype allows.
       adjoint: as in `cg`.
-      backend: as in `factorized`.
+      symmetric, backend: as in `factorized`.
 
     Returns:
       A `Solution`, whose iterations are the solves with the factors, at most 10, and whose `method` names the backend.
@@ -175,7 +177,7 @@ def direct(
     """
     b = arguments.vectors(b, "b")
     try:
-        M, name = _by(backend, A, "direct", lambda: prepared(A, not in_trace()))
+        M, name = _by(backend, A, symmetric, "direct", lambda: prepared(A, not in_trace()))
         sol = solved(A, b, None, _settings(M, A, b, rtol, atol, adjoint))
         return dataclasses.replace(sol, _told=Told((f"direct by {name}",)))
     except SolverError as error:
@@ -188,17 +190,17 @@ def direct(
 RECIPE = ("lu",)
 
 
-def _made(A: Any, maker: str, recipe: factors.Recipe = RECIPE) -> Factorized:
+def _made(A: Any, maker: str, recipe: factors.Recipe = RECIPE, symmetric: bool | None = None) -> Factorized:
     """As `factorized`, in arrays of NumPy, which a program takes over faster."""
-    return Factorized(A, factors.made(A, recipe, maker), recipe)
+    return Factorized(A, factors.made(A, recipe, maker, symmetric), recipe)
 
 
-def _by(backend: str, A: Any, maker: str, by_superlu: Callable[[], Any]) -> tuple[Any, str]:
+def _by(backend: str, A: Any, symmetric: bool | None, maker: str, by_superlu: Callable[[], Any]) -> tuple[Any, str]:
     """The factors of A, by the library of this name or that suits A, and the library's name."""
-    name = choice(backend, A, maker)
+    name = choice(backend, A, symmetric, maker)
     if name != "superlu":
         with contextlib.suppress(SolverError) if backend == "auto" else contextlib.nullcontext():
-            return _made(A, maker, (name,)), name
+            return _made(A, maker, (name,), symmetric), name
     return by_superlu(), "superlu"
 
 
@@ -300,13 +302,14 @@ def solved(A: Any, b: Any, x0: Any, settings: Any) -> Solution:
     sol = solve(METHOD, A, b, x0, settings | own)
     if not arguments.is_traced(sol.code) and bool(np.all(sol.success)):
         return sol
-    finite = jnp.isfinite(matrix_norm(F.A)) & jnp.all(jnp.isfinite(b), axis=0)
-    condition = lax.cond(
-        jnp.all(sol.success), lambda _: jnp.zeros_like(matrix_norm(F.A)), _condition, lax.stop_gradient(F)
-    )
-    singular = finite & ~(condition * jnp.finfo(condition.dtype).eps < 0.1)
-    singular &= ~jnp.asarray(sol.success)
-    return dataclasses.replace(sol, code=jnp.where(singular, jnp.int32(Status.SINGULAR), sol.code))
+    norm = matrix_norm(F.A)
+    condition = lax.cond(jnp.all(sol.success), jnp.zeros_like, lambda _: _condition(lax.stop_gradient(F)), norm)
+    unsolved = jnp.isfinite(norm) & jnp.all(jnp.isfinite(b), axis=0) & ~jnp.asarray(sol.success)
+    is_singular = ~(condition * jnp.finfo(condition.dtype).eps < 0.1)
+    cause = jnp.int32(Status.SINGULAR)
+    if F.recipe[0] == "cholmod":
+        cause = jnp.where(jnp.isnan(condition), jnp.int32(Status.NOT_POSITIVE_DEFINITE), cause)
+    return dataclasses.replace(sol, code=jnp.where(unsolved & is_singular, cause, sol.code))
 
 
 def _dtype(A: Any, b: Array) -> Any:

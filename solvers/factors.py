@@ -70,19 +70,17 @@ class Factors:
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False)
 class HostFactors:
-    """Factors of a traced matrix, which the host keeps under a digest of the entries, and makes anew once dropped.
+    """Factors of a traced matrix: a solve calls the host, which keeps the factors of the last few matrices.
 
     A result is NaN where the matrix has no factors.
 
     Attributes:
-      row, col, values: [nnz], the entries.
-      digest: [32], which says that the host has factored these entries.
+      row, col, values: [nnz], the entries, of which equal places add up.
     """
 
     row: Array
     col: Array
     values: Array
-    digest: Array
     n: int = dataclasses.field(metadata={"static": True})
     recipe: Recipe = dataclasses.field(metadata={"static": True})
     is_transposed: bool = dataclasses.field(default=False, metadata={"static": True})
@@ -99,7 +97,7 @@ class HostFactors:
         """For r of [n] or [n, k]; without derivatives."""
         dtype = jnp.result_type(self.dtype, r)
         solve = superlu.Solve(self.n, self.recipe, "T" if self.is_transposed else "N", dtype, r.ndim)
-        given = self.row, self.col, self.values, self.digest, r
+        given = self.row, self.col, self.values, r
         return jax.pure_callback(solve, jax.ShapeDtypeStruct(r.shape, dtype), *given, vmap_method="expand_dims")
 
 
@@ -150,7 +148,7 @@ def _applied(M: Inverse, r: Array) -> Array:
 # ------------------------------------------------------------------------------------------------------------- making
 
 
-def made(A: Any, recipe: Recipe, maker: str) -> Any:
+def made(A: Any, recipe: Recipe, maker: str, symmetric: bool | None = None) -> Any:
     """The factors of a matrix, in arrays of NumPy where its numbers are known.
 
     Raises:
@@ -158,12 +156,12 @@ def made(A: Any, recipe: Recipe, maker: str) -> Any:
         numbers are known, and not finite, or those of a singular matrix.
     """
     if checks.is_transpose(A):
-        return made(A.T, recipe, maker).T
+        return made(A.T, recipe, maker, symmetric).T
     dtype = jnp.promote_types(_checked(A, maker).dtype, jnp.float32)
     if recipe[0] in backends.LIBRARIES:
-        return backends.made(A, recipe[0], maker)
+        return backends.made(A, recipe[0], maker, symmetric)
     if arguments.is_traced(A):
-        return traced(A.shape[0], recipe, A.row_ids, A.col_ids, lax.stop_gradient(A.data).astype(dtype))
+        return HostFactors(A.row_ids, A.col_ids, lax.stop_gradient(A.data).astype(dtype), A.shape[0], recipe)
     return split(on_host(A, recipe, maker)[1], dtype)
 
 
@@ -181,13 +179,6 @@ def on_host(A: Any, recipe: Recipe, maker: str) -> tuple[Host, OnHost]:
     if not host.finite:
         raise SolverError(Status.NON_FINITE, f"{maker} needs finite entries, and A has a NaN or an infinity")
     return host, superlu.factored(host, recipe, maker)
-
-
-def traced(n: int, recipe: Recipe, row: Array, col: Array, values: Array) -> HostFactors:
-    """The factors of these entries, of which equal places add up; a solve gives NaN where there are none."""
-    shape = jax.ShapeDtypeStruct((superlu.DIGEST,), np.uint8)
-    digest = jax.pure_callback(superlu.Factor(n, recipe), shape, row, col, values, vmap_method="expand_dims")
-    return HostFactors(row, col, values, digest, n, recipe)
 
 
 def split(found: OnHost, dtype: Any) -> Factors:

@@ -180,12 +180,12 @@ class Host:
         """Multiplications of the factorization, likewise."""
         return self._cost[1]
 
-    def check_memory(self) -> None:
-        """ValueError: the host's memory does not hold the factors."""
+    def check_memory(self, free: Any = arguments.memory.of_host) -> None:
+        """ValueError: the memory does not hold the factors."""
         if self.n <= FREE:
             return
         bytes_of_one = COPIES * (self.S.dtype.itemsize + 4)
-        cure, free = "take a Krylov method with precond.multigrid or precond.ilu", arguments.memory.of_host
+        cure = "take a Krylov method with precond.multigrid or precond.ilu"
 
         def check(entries: float) -> None:
             what = f"the factors of A, of about {entries:.2g} entries,"

@@ -6,18 +6,21 @@ Ericsson and Jensen 1987).
 """
 
 import contextlib
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 from jax import Array
 
 from solvers import factors
 from solvers.core import arguments
+from solvers.host import Host
 from solvers.precond import _checks as checks
 from solvers.solution import SolverError, Status
-from solvers.superlu import digest_of, kept, of_entries
+from solvers.superlu import factored, kept
 
 RECIPE = ("lu",)
 # Times eps·(‖A‖/‖M‖ + |sigma|): how far sigma is moved from an eigenvalue, until it helps.
@@ -118,29 +121,21 @@ def shifted(A: Any, M: Any, sigma: Any) -> tuple[Any, Shift, Array]:
     given = row, col, a.astype(dtype), m.astype(dtype)
     real = jnp.finfo(dtype).dtype
     if arguments.is_traced(given, sigma) or not all(np.all(np.isfinite(values)) for values in given[2:]):
-
-        def host(row: Any, col: Any, a: Any, m: Any, sigma: Any) -> Any:
-            entries = np.asarray(row), np.asarray(col)
-
-            def factored(values: np.ndarray) -> Any:
-                return kept(n, RECIPE, *entries, values, digest_of(n, RECIPE, *entries, values))
-
-            return np.asarray(
-                _placed(n, entries[1], np.asarray(a), np.asarray(m), np.asarray(sigma), factored)[1], real
-            )
-
-        numbers = jax.pure_callback(host, jax.ShapeDtypeStruct((3,), real), *given, sigma, vmap_method="sequential")
+        numbers = jax.pure_callback(
+            Placed(n, real), jax.ShapeDtypeStruct((3,), real), *given, sigma, vmap_method="sequential"
+        )
         shift = Shift(*numbers)
-        S = factors.traced(n, RECIPE, row, col, jnp.concatenate([given[2], -shift.sigma * given[3]]))
+        S: Any = factors.HostFactors(row, col, jnp.concatenate([given[2], -shift.sigma * given[3]]), n, RECIPE)
     else:
+        entries = np.asarray(row), np.asarray(col)
 
-        def factored(values: np.ndarray) -> Any:
+        def made(values: np.ndarray) -> Any:
             with contextlib.suppress(SolverError):
-                return of_entries(n, RECIPE, np.asarray(row), np.asarray(col), values, "eigsh(sigma=)")
+                S = scipy.sparse.csc_array((values, entries), shape=(n, n))
+                return factored(Host(S), RECIPE, "eigsh(sigma=)")
             return None
 
-        numbers_of = np.asarray(given[2]), np.asarray(given[3]), np.asarray(sigma)
-        found, numbers = _placed(n, np.asarray(col), *numbers_of, factored)
+        found, numbers = _placed(n, entries[1], np.asarray(given[2]), np.asarray(given[3]), np.asarray(sigma), made)
         if found is None:
             raise SolverError(
                 Status.SINGULAR,
@@ -150,6 +145,22 @@ def shifted(A: Any, M: Any, sigma: Any) -> tuple[Any, Shift, Array]:
         shift = Shift(*(jnp.asarray(number, real) for number in numbers))
     diagonal = jnp.zeros(n, real).at[row_M].add(jnp.where(row_M == col_M, jnp.real(m), 0).astype(real))
     return S, shift, diagonal
+
+
+@dataclasses.dataclass(frozen=True)
+class Placed:
+    """What a program calls for the numbers of a `Shift`, [3], from the entries of A and M, and sigma.
+
+    The host keeps the factors.
+    """
+
+    n: int
+    dtype: np.dtype
+
+    def __call__(self, row: Any, col: Any, a: Any, m: Any, sigma: Any) -> np.ndarray:
+        col, a, m, sigma = map(np.asarray, (col, a, m, sigma))
+        _, numbers = _placed(self.n, col, a, m, sigma, lambda v: kept(self.n, RECIPE, row, col, v))
+        return np.asarray(numbers, self.dtype)
 
 
 def _real(A: Any, sigma: Any) -> Array:

@@ -107,7 +107,7 @@ class Determinant:
         batch, each = superlu.members(entries, (1, 1, 1))
         ends = np.full((len(each), 2), np.nan, np.asarray(entries[2]).dtype)
         for k, (row, col, values) in enumerate(each):
-            found = _kept(self.n, ("lu",), row, col, values, len(each))
+            found = superlu.kept(self.n, ("lu",), row, col, values, 2 * len(each))
             if found is not None:
                 ends[k] = determinant(found)
             elif np.all(np.isfinite(values)):
@@ -125,7 +125,7 @@ class Entries:
         batch, each = superlu.members(given, (1,) * 5)
         x = np.full((len(each), given[3].shape[-1]), np.nan, np.asarray(given[2]).dtype)
         for k, (row, col, values, i, j) in enumerate(each):
-            found = _kept(self.n, ("lu",), row, col, values, len(each))
+            found = superlu.kept(self.n, ("lu",), row, col, values, 2 * len(each))
             if found is not None:
                 x[k] = inverse_entries(found, row, col, i, j)
         return x.reshape(*batch, -1)
@@ -145,12 +145,9 @@ class Root:
         x = np.full((len(each), *z.shape[z.ndim - self.ndim :]), np.nan, z.dtype)
         for k, (row, col, values, one) in enumerate(each):
             S = scipy.sparse.csc_array((values, (row, col)), shape=(self.n, self.n))
-            found = _kept(self.n, ("cholesky",), row, col, values, len(each)) if host.Host(S).symmetric else None
+            found = (
+                superlu.kept(self.n, ("cholesky",), row, col, values, 2 * len(each)) if host.Host(S).symmetric else None
+            )
             if found is not None:
                 x[k] = root(found, one, self.way)
         return x.reshape(*batch, *x.shape[1:])
-
-
-def _kept(n: int, recipe: Any, row: Any, col: Any, values: Any, count: int) -> OnHost | None:
-    digest = superlu.digest_of(n, recipe, row, col, values)
-    return superlu.kept(n, recipe, row, col, values, digest, 2 * count)

@@ -8,12 +8,10 @@ import atexit
 import contextlib
 import dataclasses
 import functools
-import hashlib
 import os
 import queue
 import threading
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, NamedTuple
@@ -27,7 +25,8 @@ from solvers.solution import SolverError, Status
 
 Recipe = tuple[Any, ...]  # ("lu",), ("cholesky",), ("ilu", drop_tol, fill), or a library's name
 KEPT = 4  # factors that the host keeps for the programs that factor
-DIGEST = 32  # bytes
+SAMPLE = 64  # values, by which most others differ
+SMALLEST = 1e-300  # of drop_tol: with 0 SciPy's `spilu` writes beyond its arrays
 STOP = 0.3  # seconds that the end of Python waits for a factorization
 BACKWARD = 100  # units of rounding in a solve whose pivots stay on the diagonal, at most
 
@@ -135,11 +134,36 @@ class OnHost(NamedTuple):
         return linalg.norm(S, 1) * linalg.onenormest(inverse)
 
 
-def factored(host: Host, recipe: Recipe, maker: str, known: tuple[str, Any] | None = None) -> OnHost:
+class Order(NamedTuple):
+    """An order of the columns, and with MMD of the rows too, for matrices of one pattern.
+
+    Attributes:
+      order: [n].
+      source: the ordered matrix in CSC, whose values number the entries of the unordered one.
+    """
+
+    ordering: str
+    order: np.ndarray
+    source: Any
+
+    @classmethod
+    def of(cls, S: Any, ordering: str, order: np.ndarray) -> "Order":
+        numbers = scipy.sparse.csc_array((np.arange(S.nnz), S.indices, S.indptr), shape=S.shape)
+        source = numbers[order][:, order] if ordering == MMD else numbers[:, order]
+        source.sort_indices()
+        return cls(ordering, order, source)
+
+    def applied(self, S: Any) -> Any:
+        made = scipy.sparse.csc_array((S.data[self.source.data], self.source.indices, self.source.indptr), S.shape)
+        made.has_canonical_format = True
+        return made
+
+
+def factored(host: Host, recipe: Recipe, maker: str, known: Order | None = None) -> OnHost:
     """SuperLU's factors.
 
     Args:
-      known: `ordering` and `order` of factors of this pattern; None: found out.
+      known: the order of factors of this pattern; None: found out.
 
     SolverError: a pivot is zero. ValueError: the factors do not fit into the memory.
     """
@@ -154,53 +178,55 @@ def factored(host: Host, recipe: Recipe, maker: str, known: tuple[str, Any] | No
         host.check_memory()
     if recipe[0] == "cholesky":
         return _by_superlu(host, recipe, maker, MMD, None)
-    ordering, order = known or (host.ordering, None)
+    ordering = host.ordering if known is None else known.ordering
     with contextlib.suppress(SolverError) if ordering == MMD else contextlib.nullcontext():
-        found = _by_superlu(host, recipe, maker, ordering, order)
+        found = _by_superlu(host, recipe, maker, ordering, known)
         if ordering == COLAMD or recipe[0] == "ilu" or _is_accurate(host, found):
             return found
     return _by_superlu(host, recipe, maker, COLAMD, None)
 
 
-def of_entries(n: int, recipe: Recipe, row: np.ndarray, col: np.ndarray, values: np.ndarray, maker: str) -> OnHost:
-    """SuperLU's factors of finite entries, of which equal places add up. Errors as of `factored`."""
-    return factored(Host(scipy.sparse.csc_array((values, (row, col)), shape=(n, n))), recipe, maker)
-
-
-def _by_superlu(host: Host, recipe: Recipe, maker: str, ordering: str, order: Any) -> OnHost:
+def _by_superlu(host: Host, recipe: Recipe, maker: str, ordering: str, known: Order | None) -> OnHost:
     from scipy.sparse import linalg  # which takes 0.1 s
 
-    S, symmetric = host.S, ordering == MMD  # with its zeros: blocks of full rows are ordered better
-    if order is None and (ordering in host.orders or (symmetric and np.any(host.hubs))):
-        order = host.order(ordering)
+    S, is_symmetric = host.S, ordering == MMD  # with its zeros: blocks of full rows are ordered better
+    if known is None and (ordering in host.orders or (is_symmetric and np.any(host.hubs))):
+        known = Order.of(S, ordering, host.order(ordering))
     rows = cols = slice(None)
-    if order is not None:
-        S, rows, cols = (S[order][:, order], order, order) if symmetric else (S[:, order], rows, order)
-    options: Any = {"permc_spec": ordering if order is None else "NATURAL", "options": {"SymmetricMode": symmetric}}
+    if known is not None:
+        S, cols = known.applied(S), known.order
+        rows = cols if is_symmetric else rows
+    options: Any = {"permc_spec": ordering if known is None else "NATURAL", "options": {"SymmetricMode": is_symmetric}}
     if recipe[0] == "ilu":
-        options |= {"drop_tol": recipe[1], "fill_factor": recipe[2]}
-    if symmetric:
+        options |= {"drop_tol": max(recipe[1], SMALLEST), "fill_factor": recipe[2]}
+    if is_symmetric:
         options["diag_pivot_thresh"] = 0.0 if recipe[0] == "cholesky" else THRESHOLD
-    maker_of = linalg.spilu if recipe[0] == "ilu" else linalg.splu
+    factor = linalg.spilu if recipe[0] == "ilu" else linalg.splu
     try:
-        made = _in_worker(lambda: Made([maker_of(S, **options)]))
-    except RuntimeError as error:
-        if recipe[0] == "ilu":
-            text = "an incomplete factor is singular, as A itself may be; take a smaller drop_tol or a larger fill"
-            got = f"got drop_tol={recipe[1]:g}, fill={recipe[2]:g}"
-            raise SolverError(Status.SINGULAR, f"{maker}: {text}; {got}") from None
-        raise SolverError(Status.SINGULAR, f"{maker}: {error}; {Status.SINGULAR.message}") from None
-    except MemoryError:
-        raise ValueError(
+        made = _in_worker(lambda: Made([factor(S, **options)]))
+    except (RuntimeError, MemoryError) as error:
+        raise _reason(error, recipe, maker, S) from None
+    return OnHost(made, rows, cols, S.dtype, ordering)
+
+
+def _reason(error: Exception, recipe: Recipe, maker: str, S: Any) -> Exception:
+    """What SuperLU's error means: singular, or no memory; else the error itself."""
+    if isinstance(error, MemoryError) or "alloc" in str(error).lower() or "memory" in str(error):
+        return ValueError(
             f"the factors of a matrix of {S.shape[0]:,} rows and {S.nnz:,} entries do not fit into the memory; take a "
             "Krylov method with precond.multigrid, or precond.ilu with a smaller fill"
-        ) from None
-    return OnHost(made, rows, cols, S.dtype, ordering)
+        )
+    if "singular" not in str(error):
+        return error
+    if recipe[0] == "ilu":
+        text = "an incomplete factor is singular, as A itself may be; take a smaller drop_tol or a larger fill"
+        return SolverError(Status.SINGULAR, f"{maker}: {text}; got drop_tol={recipe[1]:g}, fill={recipe[2]:g}")
+    return SolverError(Status.SINGULAR, f"{maker}: {error}; {Status.SINGULAR.message}")
 
 
 def _is_accurate(host: Host, found: OnHost) -> bool:
     """Whether a solve shows little growth of the factors, by its backward error (Rigal and Gaches 1967)."""
-    S, x = host.S, np.random.default_rng(0).standard_normal(host.n).astype(host.S.dtype)
+    S, x = host.S, np.cos(np.arange(host.n)).astype(host.S.dtype)
     with np.errstate(all="ignore"):
         b = S @ x
         x = found.solve(b, "N")
@@ -210,20 +236,57 @@ def _is_accurate(host: Host, found: OnHost) -> bool:
 
 # -------------------------------------------------------------------------------------------------- kept by the host
 
-_recent: OrderedDict[bytes, OnHost | None] = OrderedDict()  # by the digest of the entries; None: they have no factors
-_orders = functools.lru_cache(KEPT)(lambda digest: [])  # `ordering` and `order`, by the first half of the digest
+
+class Pattern:
+    """Places of entries, of which equal ones add up, and what all matrices with entries there share.
+
+    Attributes:
+      row, col: [m], copies.
+      S: in CSC, the numbers of the entries; None: some places are equal.
+      orders: by the recipe, the order of the last factors.
+    """
+
+    def __init__(self, n: int, row: Any, col: Any):
+        self.n, self.row, self.col = n, np.array(row), np.array(col)
+        S = scipy.sparse.csc_array((np.arange(self.row.size), (self.row, self.col)), shape=(n, n))
+        self.S = S if S.nnz == self.row.size else None
+        self.orders: dict[Recipe, Order] = {}
+
+    def matrix(self, values: np.ndarray) -> Any:
+        if self.S is None:
+            return scipy.sparse.csc_array((values, (self.row, self.col)), shape=(self.n, self.n))
+        made = scipy.sparse.csc_array((values[self.S.data], self.S.indices, self.S.indptr), shape=self.S.shape)
+        made.has_canonical_format = True
+        return made
 
 
-def digest_of(n: int, recipe: Recipe, row: Any, col: Any, values: Any) -> bytes:
-    """[32], of which the first half is that of the pattern and the recipe."""
-    pattern, whole = (hashlib.blake2b(repr((n, recipe)).encode(), digest_size=DIGEST // 2) for _ in range(2))
-    for a in (row, col):
-        pattern.update(np.ascontiguousarray(a).data)
-    whole.update(np.ascontiguousarray(values).data)
-    return pattern.digest() + whole.digest()
+class Kept(NamedTuple):
+    """Factors, None where there are none, of values on a pattern, of which `sample` is a part."""
+
+    pattern: Pattern
+    recipe: Recipe
+    sample: bytes
+    values: np.ndarray
+    found: OnHost | None
 
 
-def kept(n: int, recipe: Recipe, row: Any, col: Any, values: Any, digest: bytes, room: int = KEPT) -> OnHost | None:
+_recent: list[Kept] = []  # the last ones first
+_patterns: list[Pattern] = []  # the last one first
+
+
+def _pattern(n: int, row: Any, col: Any) -> Pattern:
+    """The pattern of these entries, one object for equal ones."""
+    with _lock:
+        for k, pattern in enumerate(_patterns):
+            if pattern.n == n and np.array_equal(pattern.row, row) and np.array_equal(pattern.col, col):
+                _patterns.insert(0, _patterns.pop(k))
+                return pattern
+        _patterns[KEPT - 1 :] = []
+        _patterns.insert(0, Pattern(n, row, col))
+        return _patterns[0]
+
+
+def kept(n: int, recipe: Recipe, row: Any, col: Any, values: Any, room: int = KEPT) -> OnHost | None:
     """The factors of these entries, None if they have none. Matrices of one pattern share the order of the columns.
 
     Args:
@@ -232,47 +295,32 @@ def kept(n: int, recipe: Recipe, row: Any, col: Any, values: Any, digest: bytes,
     Raises:
       ValueError: the factors do not fit into the memory.
     """
+    values = np.asarray(values)
+    pattern = _pattern(n, np.asarray(row), np.asarray(col))
+    key = pattern, recipe, values[:: values.size // SAMPLE + 1].tobytes()
     with _lock:
-        if digest in _recent:
-            _recent.move_to_end(digest)
-            return _recent[digest]
+        for k, one in enumerate(_recent):
+            if one[:3] == key and np.array_equal(one.values, values):
+                _recent.insert(0, _recent.pop(k))
+                return one.found
     found = None
     if np.all(np.isfinite(values)):
-        host = Host(scipy.sparse.csc_array((values, (row, col)), shape=(n, n)))
-        orders = _orders(digest[: DIGEST // 2])
-        known = orders[0] if orders else None  # once, since other threads append meanwhile
+        host, known = Host(pattern.matrix(values)), pattern.orders.get(recipe)
         with contextlib.suppress(SolverError):
             found = factored(host, recipe, "A", known)
-            if known is None or known[0] != found.ordering:
-                orders[:] = [(found.ordering, found.order)]
+            if known is None or known.ordering != found.ordering:
+                pattern.orders[recipe] = Order.of(host.S, found.ordering, found.order)
     with _lock:
-        _recent[digest] = found
-        while len(_recent) > max(room, KEPT):
-            _recent.popitem(last=False)
+        _recent.insert(0, Kept(*key, values.copy(), found))
+        _recent[max(room, KEPT) :] = []
     return found
 
 
 @dataclasses.dataclass(frozen=True)
-class Factor:
-    """What a program calls to factor: entries [..., nnz] to digests [..., 32]. Equal ones share a compiled call."""
-
-    n: int
-    recipe: Recipe
-
-    def __call__(self, *entries: Any) -> np.ndarray:
-        batch, each = members(entries, (1, 1, 1))
-        room = 2 * len(each)  # a batch of matrices, and that of their transposes
-        digests = [digest_of(self.n, self.recipe, *one) for one in each]
-        for (row, col, values), digest in zip(each, digests, strict=True):
-            kept(self.n, self.recipe, row, col, values, digest, room)
-        return np.frombuffer(b"".join(digests), np.uint8).reshape(*batch, DIGEST)
-
-
-@dataclasses.dataclass(frozen=True)
 class Solve:
-    """What a program calls to solve: entries [..., nnz], digests [..., 32] and r [..., n] or [..., n, k] to x like r.
+    """What a program calls to solve: entries [..., nnz] and r [..., n] or [..., n, k] to x like r.
 
-    A result is NaN where the matrix has no factors. Dropped factors are made anew.
+    A result is NaN where the matrix has no factors. Equal ones share a compiled call.
     """
 
     n: int
@@ -282,10 +330,11 @@ class Solve:
     ndim: int  # of r
 
     def __call__(self, *given: Any) -> np.ndarray:
-        batch, each = members(given, (1, 1, 1, 1, self.ndim))
+        batch, each = members(given, (1, 1, 1, self.ndim))
         x = np.full((len(each), *given[-1].shape[-self.ndim :]), np.nan, self.dtype)
-        for k, (row, col, values, digest, r) in enumerate(each):
-            found = kept(self.n, self.recipe, row, col, values, digest.tobytes(), 2 * len(each))
+        for k, (row, col, values, r) in enumerate(each):
+            # A batch of matrices, and that of their transposes.
+            found = kept(self.n, self.recipe, row, col, values, 2 * len(each))
             if found is not None:
                 x[k] = found.solve(r, self.way)
         return x.reshape(*batch, *x.shape[1:])
@@ -294,6 +343,8 @@ class Solve:
 def members(arrays: Any, ndims: tuple[int, ...]) -> tuple[tuple[int, ...], list[Any]]:
     """The shape of a batch, and its members: arrays of `ndims` axes, after others that are those of the batch or 1."""
     arrays = [np.asarray(a) for a in arrays]
+    if all(a.ndim == ndim for a, ndim in zip(arrays, ndims, strict=True)):
+        return (), [arrays]
     batch = np.broadcast_shapes(*(a.shape[: a.ndim - ndim] for a, ndim in zip(arrays, ndims, strict=True)))
     whole = [np.broadcast_to(a, (*batch, *a.shape[a.ndim - k :])) for a, k in zip(arrays, ndims, strict=True)]
-    return batch, [tuple(a[at] for a in whole) for at in np.ndindex(batch)]
+    return batch, [tuple(a[member] for a in whole) for member in np.ndindex(batch)]

@@ -69,6 +69,34 @@ def test_what_has_no_factors_is_named():
 
 
 @needs_sparsax
+@each
+def test_inside_jit_a_matrix_without_factors_is_a_status_and_its_neighbours_in_a_batch_are_solved(backend):
+    A, b = jsf.from_scipy(CASES[backend], "csr"), np.ones(125)
+    lost = {"cholmod": -A.data, "klu": 0 * A.data}[backend]
+    status = {"cholmod": Status.NOT_POSITIVE_DEFINITE, "klu": Status.SINGULAR}[backend]
+    solve = quick_jit(jax.vmap(lambda data: direct(A.with_data(data), b, backend=backend)))
+    with jax.debug_nans(False):
+        sol = solve(jnp.stack([A.data, lost, 2 * A.data, A.data.at[0].set(jnp.nan)]))
+        product = quick_jit(lambda data: factorized(A.with_data(data), backend=backend) @ b)(lost)
+    assert [Status(int(code)) for code in sol.code] == [Status.CONVERGED, status, Status.CONVERGED, Status.NON_FINITE]
+    x = np.linalg.solve(CASES[backend].toarray(), b)
+    np.testing.assert_allclose(sol.x, [x, 0 * x, x / 2, 0 * x], rtol=1e-9)
+    assert np.all(np.isnan(product))
+
+
+@needs_sparsax
+def test_a_hint_of_symmetry_is_believed():
+    S, b = CASES["cholmod"], np.ones(125)
+    rough = sp.csr_array(S + sp.diags_array(np.full(124, 1e-9), offsets=1))
+    with pytest.raises(SolverError, match="symmetric"):
+        factorized(jsf.from_scipy(rough), backend="cholmod")
+    x = factorized(jsf.from_scipy(rough), symmetric=True, backend="cholmod") @ b
+    np.testing.assert_allclose(x, np.linalg.solve(S.toarray(), b), rtol=1e-6)
+    with pytest.raises(SolverError, match="symmetric"):
+        factorized(jsf.from_scipy(S), symmetric=False, backend="cholmod")
+
+
+@needs_sparsax
 def test_auto_takes_cholmod_for_large_positive_definite_matrices_alone(monkeypatch):
     monkeypatch.setattr(backends, "HEAVY", 1e3)
     S, b = CASES["cholmod"], np.ones(125)

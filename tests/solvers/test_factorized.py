@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -14,6 +13,7 @@ import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
 from solvers import SolverError, Status, direct, factorized, gmres, refine, superlu
+from solvers.precond import ilu
 from tests.lowering import quick_jit
 
 N = 30
@@ -226,40 +226,21 @@ def test_an_x_that_only_its_dtype_keeps_from_the_tolerance_comes_from_the_host_a
     np.testing.assert_allclose(sol.x, np.linalg.solve(S.toarray(), b), rtol=1e-7)
 
 
-def test_threads_that_factor_one_pattern_at_once_have_the_order_of_their_own_factors(monkeypatch):
+def test_threads_that_factor_one_pattern_at_once_solve_their_own_systems():
+    solve = quick_jit(lambda data, b: direct(A.with_data(data), b).x)
+    scales = np.linspace(1, 3, 24)
+    with ThreadPoolExecutor(4) as pool:
+        xs = list(pool.map(lambda scale: solve(scale * DATA, RHS), scales))
+    np.testing.assert_allclose(scales[:, None] * xs, np.tile(dense_solve(DATA, RHS), (24, 1)), rtol=1e-9)
+
+
+def test_equal_values_on_another_pattern_and_for_another_recipe_have_factors_of_their_own():
     row, col = (np.asarray(a) for a in (A.row_ids, A.col_ids))
-    began, ended, calls, factored = threading.Event(), threading.Event(), itertools.count(), superlu.factored
-
-    def in_step(*args):
-        """The second returns only after the first has kept its order."""
-        made = factored(*args)
-        if next(calls) == 0:
-            began.wait(20)
-        else:
-            began.set()
-            ended.wait(20)
-        return made
-
-    def kept(col, values):
-        return superlu.kept(N, ("lu",), row, col, values, superlu.digest_of(N, ("lu",), row, col, values))
-
-    def solved(values):
-        found = kept(col, values)
-        assert found is not None
-        ended.set()
-        return found.solve(RHS, "N")
-
-    monkeypatch.setattr(superlu, "factored", in_step)
-    superlu._recent.clear()
-    superlu._orders.cache_clear()
-    with ThreadPoolExecutor(2) as pool:
-        xs = list(pool.map(solved, (DATA, 2 * DATA)))
-    np.testing.assert_allclose(xs[0], 2 * xs[1], rtol=1e-9)
-    np.testing.assert_allclose(matrix() @ xs[0], RHS, rtol=1e-9)
-    orders = []  # one pattern's serves new values, and neither another pattern nor, as its factors, another recipe
-    monkeypatch.setattr(superlu, "factored", lambda *args: orders.append(args[3]) or factored(*args))
-    for cols in (col, (col + 1) % N):
-        kept(cols, 3 * DATA)
-    assert orders[0] is not None and orders[1] is None
-    digests = {superlu.digest_of(N, recipe, row, col, DATA)[:16] for recipe in (("lu",), ("ilu", 0.1, 2))}
-    assert len(digests) == 2
+    both = quick_jit(lambda A, b: (direct(A, b).x, ilu(A, drop_tol=0.5, fill=1) @ b))
+    for cols in (col, (col + 1) % N, col):
+        S = sp.csr_array((DATA, (row, cols)), shape=(N, N))
+        other = jsf.from_scipy(S, "coo")
+        x, rough = both(other, RHS)
+        np.testing.assert_allclose(x, np.linalg.solve(S.toarray(), RHS), rtol=1e-9)
+        np.testing.assert_allclose(rough, ilu(other, drop_tol=0.5, fill=1) @ RHS, rtol=1e-9)
+        assert np.max(np.abs(x - rough)) > 1e-3

@@ -6,7 +6,7 @@ import scipy.sparse as sp
 import scipy.sparse.linalg as spla
 
 import jaxsparse_fmt as jsf
-from solvers import direct, factorized, superlu
+from solvers import SolverError, direct, factorized, superlu
 from solvers.host import COLAMD, MMD, Host
 from tests.process import printed
 from tests.solvers.real import each_file
@@ -41,7 +41,7 @@ def test_every_mode_solves_and_solves_transposed_with_little_error(name, cost):
         assert host.factor_entries > S.shape[0]
     found = superlu.factored(host, ("lu",), "A")
     assert found.ordering == ordering
-    again = superlu.factored(Host(S * 2), ("lu",), "A", (found.ordering, found.order))
+    again = superlu.factored(Host(S * 2), ("lu",), "A", superlu.Order.of(host.S, found.ordering, found.order))
     bound = 1e-13 * np.linalg.cond(S.toarray()) * np.abs(x).max()
     for way, T in (("N", S), ("T", S.T)):
         assert np.max(np.abs(found.solve(T @ x, way) - x)) <= bound
@@ -76,8 +76,21 @@ def test_a_structurally_singular_matrix_never_comes_to_superlu_which_may_end_the
     for S in (sp.block_array([[None, tall], [tall.T, None]]), zeros, sp.csc_array((5, 5))):
         S = sp.csc_array(S).astype(dtype)
         assert np.linalg.matrix_rank(S.toarray()) < S.shape[0]
-        with pytest.raises(superlu.SolverError, match="structurally singular"):
+        with pytest.raises(SolverError, match="structurally singular"):
             superlu.factored(Host(S), recipe, "A")
+
+
+def test_only_a_singular_matrix_is_told_as_singular(monkeypatch):
+    """SuperLU's errors have one type, and SciPy passes on their texts."""
+    S = jsf.from_scipy(jsf.gallery.poisson(4))
+    for text, kind in (("Factor is exactly singular", SolverError), ("SUPERLU_MALLOC fails for buf", ValueError)):
+
+        def fail(*_, text=text, **__):
+            raise RuntimeError(text)
+
+        monkeypatch.setattr(spla, "splu", fail)
+        with pytest.raises(kind, match=text if kind is SolverError else "memory"):
+            factorized(S)
 
 
 def test_a_thread_that_drops_factors_of_another_frees_them_and_python_ends_cleanly():
@@ -117,7 +130,7 @@ def test_a_real_matrix_has_no_more_entries_in_its_factors_than_in_the_better_of_
     S, most = S.astype(np.result_type(S.dtype, np.float64)), []
     try:
         found = superlu.factored(Host(S), ("lu",), "A")
-    except superlu.SolverError:
+    except SolverError:
         pytest.skip("singular")
     if found.ordering == MMD:
         most.append(spla.splu(S, **SYMMETRIC).nnz)

@@ -108,11 +108,29 @@ def _address_of(number: int) -> int:
     return machine_code.address(make, *map(str, KEYS[number]))
 
 
+_new_capsule = ctypes.pythonapi.PyCapsule_New
+_new_capsule.restype, _new_capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+
+
+def register_guarded(target: str, capsule: Any) -> None:
+    """Registers a library's handler under a name for XLA: one float64 result, which is NaN where the handler fails.
+
+    Where native code does not work it is the library's handler itself, whose failure ends the program with an error.
+    """
+    if works():
+        from jaxsparse_fmt.kernels.cpu import handler
+
+        name_of, pointer_of = ctypes.pythonapi.PyCapsule_GetName, ctypes.pythonapi.PyCapsule_GetPointer
+        name_of.restype, name_of.argtypes = ctypes.c_char_p, [ctypes.py_object]
+        pointer_of.restype, pointer_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+        module = handler.guarded(pointer_of(capsule, name_of(capsule)))
+        capsule = _new_capsule(machine_code.compiled(str(module), handler.GUARDED), None, None)
+    jax.ffi.register_ffi_target(target, capsule, platform="cpu")
+
+
 @functools.cache
 def _registered() -> bool:
     """Whether XLA has taken the handler; warns if it refuses it."""
-    capsule = ctypes.pythonapi.PyCapsule_New
-    capsule.restype, capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
     try:
         jax.local_devices(backend="cpu")  # else JAX would register later, and would not start if XLA refused
     except RuntimeError:  # JAX_PLATFORMS leaves out CPUs
@@ -122,7 +140,7 @@ def _registered() -> bool:
 
         module = handler.module(_table.ctypes.data)
         address = machine_code.compiled(str(module), TARGET)
-        jax.ffi.register_ffi_target(TARGET, capsule(address, None, None), platform="cpu")
+        jax.ffi.register_ffi_target(TARGET, _new_capsule(address, None, None), platform="cpu")
     except Exception as error:
         _fail("this jaxlib does not call the kernels for the CPU", error)
         return False

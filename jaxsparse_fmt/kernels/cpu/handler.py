@@ -5,7 +5,7 @@ xla/ffi/api/c_api.h, which jaxlib ships: versions only add fields at the end.
 
     frame       0 size, 1 extensions, 2 api, 3 context, 4 stage, 5.. arguments, 10.. results, 15.. attributes
     group       +0 size, +2 how many, +4 pointers to them; of attributes +5, since they also have names
-    buffer      2 the dtype, 3 the data
+    buffer      2 the dtype, 3 the data, 4 how many axes, 5 their sizes
     api         0 size, 6 Error_Create, 8 Error_Destroy, 17 ThreadPool_Schedule, 18 ThreadPool_NumThreads
 
 When XLA registers a handler, it asks for the version of the interface for which the handler was written, and refuses
@@ -44,6 +44,8 @@ YIELD = "sched_yield"
 # the job (the last of them frees it, perhaps long after the call), and the frame.
 NEXT, DONE, COUNT, HOLDERS, FRAME, JOB_WORDS = range(6)
 SCRATCH = 7  # words
+GUARDED = "guarded"
+NAN = 0x7FF8 << 48  # the bits of a float64
 HUGE = 4 * 2**20  # bytes; a result of at least this size gets huge pages
 
 UNMADE = (
@@ -124,6 +126,37 @@ def module(table: int) -> ir.Module:
     with code.loop() as leave_if:
         leave_if(code.icmp_signed(">=", code.add_to(done, 0, 0), pieces))
         code.call(outside[YIELD], [])
+    code.ret(WORD(0))
+    return made
+
+
+def guarded(address: int) -> ir.Module:
+    """A module with the handler GUARDED, which calls another one and answers its failure with a result of NaN.
+
+    Args:
+      address: of a handler, registered for this version of the interface, whose result is one array in float64.
+    """
+    made = ir.Module(GUARDED)
+    code = _Code(made, GUARDED, 1)
+    frame, scratch = code.arguments[0], code.ptrtoint(code.alloca(WORD, SCRATCH), WORD)
+    error = code.call_address(WORD(address), frame)
+    with code.if_then(code.icmp_signed("!=", code.low(code.word(frame, 4)), WORD(abi.EXECUTE))):
+        code.ret(error)
+    with code.if_then(_fails(code, code.word(frame, 2), error, scratch)):
+        buffer = code.word(code.word(frame, 14))
+        rank, sizes = code.word(buffer, 4), code.word(buffer, 5)
+        code.put(scratch, 0, 1)  # the axes that are counted, and the numbers they make
+        with code.loop() as leave_if:
+            axis, count = code.word(scratch), code.word(scratch, 1)
+            leave_if(code.icmp_signed(">=", axis, rank))
+            size = code.word(code.add(sizes, code.mul(axis, WORD(8))))
+            code.put(scratch, code.add(axis, WORD(1)), code.mul(count, size))
+        with code.loop() as leave_if:
+            left = code.word(scratch, 1)
+            leave_if(code.icmp_signed("<=", left, WORD(0)))
+            left = code.sub(left, WORD(1))
+            code.put(code.address(scratch, 1), left)
+            code.put(code.add(code.result(), code.mul(left, WORD(8))), NAN)
     code.ret(WORD(0))
     return made
 

@@ -74,6 +74,22 @@ def test_a_singular_incomplete_factor_of_a_regular_matrix_names_the_tolerance():
     assert gmres(jsf.from_scipy(S), np.ones(60), M=ilu(jsf.from_scipy(S), drop_tol=1e-4), rtol=1e-10).success
 
 
+def test_a_drop_tol_of_zero_drops_only_what_the_fill_does_not_allow():
+    """With 0 SciPy's `spilu` writes beyond its arrays, where the fill is small, and ends the process."""
+    rng = np.random.default_rng(1203)
+    S = sp.csc_array(sp.random_array((58, 58), density=0.3, rng=rng) + sp.eye_array(58))
+    for fill in (1.0, 1.2, 1.5, 2.0, 3.0):
+        for _ in range(8):
+            S.data = rng.standard_normal(S.nnz)
+            try:
+                M = ilu(jsf.from_scipy(S), drop_tol=0.0, fill=fill)
+            except SolverError:
+                continue
+            assert np.all(np.isfinite(apply(M, np.ones(58))))
+    whole = ilu(jsf.from_scipy(S), drop_tol=0.0, fill=40.0)
+    np.testing.assert_allclose(apply(whole, S @ np.ones(58)), 1, rtol=1e-9)
+
+
 def test_it_is_refreshed_and_inside_jit_made_by_the_host():
     A = jsf.from_scipy(unsymmetric(), "csr")
     M, twice, r = ilu(A, drop_tol=1e-2, fill=3), 2 * A, np.arange(64.0)
