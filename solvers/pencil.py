@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy
 from jax import Array
 
 from solvers import factors
@@ -20,7 +19,7 @@ from solvers.core import arguments
 from solvers.host import Host
 from solvers.precond import _checks as checks
 from solvers.solution import SolverError, Status
-from solvers.superlu import factored, kept
+from solvers.superlu import Pattern, factored, kept
 
 RECIPE = ("lu",)
 # Times eps·(‖A‖/‖M‖ + |sigma|): how far sigma is moved from an eigenvalue, until it helps.
@@ -127,15 +126,14 @@ def shifted(A: Any, M: Any, sigma: Any) -> tuple[Any, Shift, Array]:
         shift = Shift(*numbers)
         S: Any = factors.HostFactors(row, col, jnp.concatenate([given[2], -shift.sigma * given[3]]), n, RECIPE)
     else:
-        entries = np.asarray(row), np.asarray(col)
+        pattern = Pattern(n, row, col)
 
         def made(values: np.ndarray) -> Any:
             with contextlib.suppress(SolverError):
-                S = scipy.sparse.csc_array((values, entries), shape=(n, n))
-                return factored(Host(S), RECIPE, "eigsh(sigma=)")
+                return factored(Host(pattern.matrix(values)), RECIPE, "eigsh(sigma=)")
             return None
 
-        found, numbers = _placed(n, entries[1], np.asarray(given[2]), np.asarray(given[3]), np.asarray(sigma), made)
+        found, numbers = _placed(n, pattern.col, np.asarray(given[2]), np.asarray(given[3]), np.asarray(sigma), made)
         if found is None:
             raise SolverError(
                 Status.SINGULAR,

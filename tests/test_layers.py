@@ -43,7 +43,7 @@ SOLVERS_ALLOWED = {
     "solvers.triangular": {"scipy", "jaxsparse_fmt.core.triangular"},
     "solvers.factors": {"jaxsparse_fmt.core.triangular"},
     "solvers.superlu": {"scipy"},
-    "solvers.backends": {"sparsax", "spineax"},
+    "solvers.backends": {"jaxsparse_fmt.kernels.cpu.ffi", "sparsax", "spineax"},
     "solvers.selected": {"scipy", "jaxsparse_fmt.kernels.cpu.elimination", "jaxsparse_fmt.kernels.cpu.over_rows"},
     "solvers.host": {
         *("scipy", "jaxsparse_fmt.core.kept", "jaxsparse_fmt.kernels.cpu.elimination"),
