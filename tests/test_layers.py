@@ -35,61 +35,16 @@ ALLOWED = {
     "solvers": {"numpy", "jax"},
     **{name: set() for name in ("jaxsparse", "commands")},
 }
-# Modules of the solvers that import more: SciPy, other libraries, and the functions that make matrices.
-SOLVERS_ALLOWED = {
-    "solvers.core.arguments": {"jaxsparse_fmt.formats.memory"},
-    "solvers.core.interrupts": {"jaxsparse_fmt.kernels.backends.jax_versions"},
-    "solvers.core.program": {"jaxsparse_fmt.kernels.backends.jax_versions"},
-    "solvers.triangular": {"scipy", "jaxsparse_fmt.core.triangular"},
-    "solvers.factors": {"jaxsparse_fmt.core.triangular"},
-    "solvers.superlu": {"scipy"},
-    "solvers.backends": {"jaxsparse_fmt.kernels.cpu.ffi", "sparsax", "spineax"},
-    "solvers.selected": {"scipy", "jaxsparse_fmt.kernels.cpu.elimination", "jaxsparse_fmt.kernels.cpu.over_rows"},
-    "solvers.host": {
-        *("scipy", "jaxsparse_fmt.core.kept", "jaxsparse_fmt.kernels.cpu.elimination"),
-        "jaxsparse_fmt.kernels.cpu.over_rows",
-    },
-    "solvers.facts": {"jaxsparse_fmt.convert"},
-    "solvers.remembered": {"jaxsparse_fmt.core.kept"},
-    "solvers.precond.coarse_space": {"scipy", "jaxsparse_fmt.convert", "jaxsparse_fmt.kernels.cpu.aggregation"},
-    "solvers.precond.multigrid": {"scipy", "jaxsparse_fmt.core.matrix", "jaxsparse_fmt.convert"},
-    "solvers.precond._checks": {"scipy"},
-    "solvers.precond._device_hierarchy": {
-        *(f"jaxsparse_fmt.{name}" for name in ("algebra.on_device", "core.entry_index", "core.matrix")),
-        "jaxsparse_fmt.kernels.layout.address",
-    },
-    "solvers.precond._device_programs": {
-        *(f"jaxsparse_fmt.{name}" for name in ("algebra.on_device", "core.entry_index", "core.matrix")),
-        "jaxsparse_fmt.kernels.layout.address",
-    },
-    "solvers.precond._hierarchy": {"scipy", "jaxsparse_fmt.kernels.cpu.aggregation"},
-    "solvers.precond._sharded": {
-        *("scipy", "jaxsparse_fmt.kernels.cpu.aggregation"),
-        *(
-            f"jaxsparse_fmt.distributed.{name}"
-            for name in ("build", "common_format", "delivery", "entries", "processes")
-        ),
-    },
-    "solvers.precond.schwarz": {
-        *("scipy", "jaxsparse_fmt.convert", "jaxsparse_fmt.core.triangular"),
-        *(
-            f"jaxsparse_fmt.distributed.{name}"
-            for name in ("common_format", "delivery", "entries", "halo", "processes")
-        ),
-    },
-    "solvers.precond.block_jacobi": {"jaxsparse_fmt.distributed.halo"},
-    "solvers.precond.incomplete": {
-        *("scipy", "jaxsparse_fmt.convert", "jaxsparse_fmt.core.triangular", "jaxsparse_fmt.kernels.cpu.elimination"),
-        *("jaxsparse_fmt.algebra.patterns", "jaxsparse_fmt.kernels.cpu.over_rows"),
-    },
-    "solvers.lineax": {"lineax", "equinox"},
-}
-OPERATOR = {f"jaxsparse_fmt.{name}" for name in ("core.mesh_axes", "core.basis", "core.vector_passes")}
+# Solvers that turn matrices into factors, facts and preconditioners import what they need of a matrix, and SciPy. All
+# others, the methods and their loop, know operators alone.
+OF_MATRICES = {"superlu", "host", "selected", "factors", "triangular", "backends", "facts", "remembered", "precond"}
+OPERATOR = {f"jaxsparse_fmt.core.{name}" for name in ("mesh_axes", "basis", "vector_passes")}
+OPERATOR |= {"jaxsparse_fmt.formats.memory", "jaxsparse_fmt.kernels.backends.jax_versions"}
+LIBRARIES = {"lineax": {"lineax", "equinox"}, "backends": {"sparsax", "spineax"}}
 # Imported where they are used, so that `import jaxsparse_fmt` and `import solvers` do not pay for them.
 LAZY = ("rich", "matplotlib", "pyamg", "jax.experimental", "jax._src", "numba", "llvmlite")
 # Modules that are themselves imported so, inside functions of their neighbours.
-KERNELS = ("handler", "numba_kernels")
-LATE = {f"jaxsparse_fmt.kernels.cpu.{name}" for name in KERNELS}
+LATE = {f"jaxsparse_fmt.kernels.cpu.{name}" for name in ("handler", "numba_kernels")}
 
 
 def modules(package: str) -> list[pathlib.Path]:
@@ -143,47 +98,50 @@ def place(name: str) -> str:
     return parts[1] if parts[0] == "jaxsparse_fmt" and parts[1:] else parts[0]
 
 
+def part(name: str) -> str:
+    """The file or folder of `solvers` that a module belongs to."""
+    return name.split(".")[1] if "." in name else ""
+
+
 PACKAGES = ("jaxsparse", "jaxsparse_fmt", "solvers", "benchmarks")
 FILES = {dotted(path): path for package in PACKAGES for path in modules(package)}
 
 
-def modules_imported(own: str) -> set[str]:
+def modules_imported(module: str) -> set[str]:
     """The modules of this repository that a module imports, inside functions too; not the packages around it."""
-    found = set()
-    for name in imports(FILES[own]):
-        module = name if name in FILES else name.rpartition(".")[0]
-        if module in FILES:
-            found.add(module)
-    return found - {own}
+    found = {name if name in FILES else name.rpartition(".")[0] for name in imports(FILES[module])}
+    return (found & FILES.keys()) - {module}
 
 
 def test_imports_point_down():
-    pairs = [(own, name) for own in FILES for name in modules_imported(own) if place(name) != place(own)]
-    assert not [(own, name) for own, name in pairs if FLOOR[place(name)] >= FLOOR[place(own)]]
+    pairs = [(module, name) for module in FILES for name in modules_imported(module) if place(name) != place(module)]
+    assert not [(module, name) for module, name in pairs if FLOOR[place(name)] >= FLOOR[place(module)]]
 
 
 def test_no_modules_import_each_other_in_a_circle():
-    graph = {own: modules_imported(own) for own in FILES}
+    graph = {module: modules_imported(module) for module in FILES}
     list(graphlib.TopologicalSorter(graph).static_order())  # raises CycleError, which lists the circle
 
 
 def test_outside_imports_are_those_of_the_folder():
     known = set(sys.stdlib_module_names) | {"jaxsparse", "jaxsparse_fmt", "solvers"}
-    for own in (name for name in FILES if place(name) != "benchmarks"):
-        allowed = ALLOWED.get(place(own), THIRD_PARTY) | SOLVERS_ALLOWED.get(own, set())
-        assert {top(name) for name in imports(FILES[own])} - known <= allowed, own
+    for module in (name for name in FILES if place(name) != "benchmarks"):
+        allowed = ALLOWED.get(place(module), THIRD_PARTY)
+        if top(module) == "solvers":
+            allowed = allowed | LIBRARIES.get(part(module), set())
+            allowed = allowed | ({"scipy"} if part(module) in OF_MATRICES else set())
+        assert {top(name) for name in imports(FILES[module])} - known <= allowed, module
 
 
 def test_heavy_modules_are_imported_inside_functions():
-    for own in (name for name in FILES if place(name) != "benchmarks" and name not in LATE):
-        assert not [name for name in imports(FILES[own], lazy=False) if name.startswith((*LAZY, *LATE))], own
+    for module in (name for name in FILES if place(name) != "benchmarks" and name not in LATE):
+        assert not [name for name in imports(FILES[module], lazy=False) if name.startswith((*LAZY, *LATE))], module
 
 
-def test_solvers_know_only_the_operator_protocol_and_the_basis():
-    for own in (name for name in FILES if top(name) == "solvers"):
-        ours = {name for name in modules_imported(own) if top(name) == "jaxsparse_fmt"}
-        ours = {name for name in ours if place(name) != "shared"}
-        assert ours <= OPERATOR | SOLVERS_ALLOWED.get(own, set()), own
+def test_methods_and_their_loop_know_operators_and_no_matrix():
+    for module in (name for name in FILES if top(name) == "solvers" and part(name) not in OF_MATRICES):
+        ours = {name for name in modules_imported(module) if top(name) == "jaxsparse_fmt" and place(name) != "shared"}
+        assert ours <= OPERATOR, module
 
 
 def test_importing_the_packages_and_a_method_leaves_heavy_modules_alone():
