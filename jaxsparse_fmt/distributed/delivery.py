@@ -98,54 +98,6 @@ def fetched(wanted: dict[int, np.ndarray], B: Any, starts: np.ndarray, mesh: Mes
     return of_each(lambda k: stacked(B[k][:0], *of[k].values()), of, mesh)
 
 
-def meeting(A: Pieces, B: Any, starts: np.ndarray, mesh: Mesh) -> dict[int, tuple[Csr, Any]]:
-    """For each shard its rows of A without the empty columns, and the rows of B, matrices or arrays, that the other
-    columns name: the factors of its rows of A·B.
-
-    Args:
-      starts: [parts + 1] of A's columns and B's rows.
-    """
-    wanted = of_each(lambda k: np.unique(A[k].indices), A, mesh)
-    rows = fetched(wanted, B, starts, mesh)
-
-    def met(k: int) -> tuple[Csr, Any]:
-        col = np.searchsorted(wanted[k], A[k].indices).astype(np.int32)
-        return scipy.sparse.csr_array((A[k].data, col, A[k].indptr), (A[k].shape[0], wanted[k].size)), rows[k]
-
-    return of_each(met, A, mesh)
-
-
-def numbered(a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """As np.unique(a, return_inverse=True); where the numbers lie close, by marks, which takes a tenth of the time."""
-    width = int(np.ptp(a)) + 1 if a.size else 1
-    if width > 4 * a.size:
-        return np.unique(a, return_inverse=True)
-    low, seen = int(a.min()), np.zeros(width, bool)
-    seen[a - low] = True
-    return np.flatnonzero(seen) + low, (np.cumsum(seen) - 1)[a - low]
-
-
-def turned(A: Pieces, rows: np.ndarray, columns: np.ndarray, mesh: Mesh) -> Pieces:
-    """The rows of Aᵀ of each shard, which are A's columns there; entries in columns of other shards travel."""
-
-    def moved(k: int) -> dict[int, Any]:
-        row = np.repeat(np.arange(rows[k], rows[k + 1]), np.diff(A[k].indptr))
-        owner = np.searchsorted(columns, A[k].indices, side="right") - 1
-        return {t: tuple(a[owner == t] for a in (row, A[k].indices, A[k].data)) for t in np.unique(owner).tolist()}
-
-    away = of_each(moved, A, mesh)
-    parts = delivered(lambda: away, mesh)
-
-    def turn(k: int) -> Csr:
-        none = A[k].indices[:0], A[k].indices[:0], A[k].data[:0]
-        row, col, data = (np.concatenate(a) for a in zip(none, *parts[k].values(), strict=True))
-        shape = int(columns[k + 1] - columns[k]), int(rows[-1])
-        # Rows rise from shard to shard, and SciPy keeps the order in which the entries of a column come.
-        return scipy.sparse.coo_array((data, (col - columns[k], row)), shape).tocsr()
-
-    return of_each(turn, A, mesh)
-
-
 def stacked(*parts: Any) -> Any:
     if isinstance(parts[0], np.ndarray):
         return np.concatenate(parts)

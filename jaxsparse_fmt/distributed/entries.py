@@ -82,7 +82,7 @@ def _by_entry(A: Sharded, of: list[Any], which: int, names: Array | None = None)
 def pieces(A: Any, dtype: Any) -> Pieces:
     """The rows of each shard of this process, with entries of this dtype; all processes must call this."""
     over, nnz = A.range.over, A.data_basis.over.counts
-    row, col, value = ({k: a[: nnz[k]] for k, a in over.on_host(of).items()} for of in _untraced(_named, A))
+    row, col, value = ({k: a[: nnz[k]] for k, a in over.on_host(part).items()} for part in _untraced(_named, A))
 
     def rows_of(k: int) -> Csr:
         ptr = np.concatenate([[0], np.cumsum(np.bincount(row[k] - over.starts[k], minlength=over.counts[k]))])
@@ -100,15 +100,27 @@ def to_scipy(A: Any) -> Csr:
     if A.range.route is None and A.domain.route is None:
         return S
     S = S.tocoo()
-    row, col = (_users_unknowns(basis)[of] for basis, of in ((A.range, S.row), (A.domain, S.col)))
+    row, col = (users_unknowns(basis)[number] for basis, number in ((A.range, S.row), (A.domain, S.col)))
     return scipy.sparse.csr_array(scipy.sparse.coo_array((S.data, (row, col)), S.shape)).sorted_indices()
 
 
-def _users_unknowns(basis: Any) -> np.ndarray:
-    """[n] the user's number of each unknown, in the inner order."""
-    own = basis.over.on_host(_untraced(type(basis).unknowns, basis))
-    own = {k: of[: basis.over.counts[k]] for k, of in own.items()}
-    return np.concatenate([*everyones(lambda: own, basis.over.mesh).values()])
+def users_unknowns(basis: Any) -> np.ndarray:
+    """[n] the user's number of each unknown, in the inner order; all processes must call this."""
+    return _joined(basis.over, _untraced(type(basis).unknowns, basis))
+
+
+def vector_to_host(basis: Any, x: Any) -> np.ndarray:
+    """The user's vector [n, ...], which lies on devices of several processes, on the host of each."""
+    inner = _joined(basis.over, basis.enter(x))
+    x = np.empty_like(inner)
+    x[users_unknowns(basis)] = inner
+    return x
+
+
+def _joined(over: Distribution, a: Array) -> np.ndarray:
+    """[n, ...] an array in pieces, without their empty places, on the host of each process."""
+    parts = {k: piece[: over.counts[k]] for k, piece in over.on_host(a).items()}
+    return np.concatenate([*everyones(lambda: parts, over.mesh).values()])
 
 
 @jax.jit

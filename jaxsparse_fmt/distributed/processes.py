@@ -71,18 +71,21 @@ def everyones(make: Callable[[], dict[int, Any]], mesh: Mesh) -> dict[int, Any]:
     return dict(sorted(whole.items()))
 
 
-FIRST = 256  # bytes that travel in the first round; longer messages take a second
+FIRST = 256  # bytes that travel in the first round
+MOST = 2**24  # and in each other, which bounds the memory of a device
 
 
 def gathered(message: bytes, mesh: Mesh) -> dict[int, bytes]:
     """The message of every process of the mesh, by process; all of them must call this."""
     first = _in_one_round((np.int64(len(message)).tobytes() + message)[:FIRST], FIRST, mesh)
     sizes = {process: int(np.frombuffer(of[:8], np.int64)[0]) for process, of in first.items()}
-    found, rest = {process: of[8:] for process, of in first.items()}, max(sizes.values()) - (FIRST - 8)
-    if rest > 0:
-        more = _in_one_round(message[FIRST - 8 :], 1 << (rest - 1).bit_length(), mesh)  # so that few sizes are compiled
-        found = {process: of + more[process] for process, of in found.items()}
-    return {process: of[: sizes[process]] for process, of in found.items()}
+    found = {process: [part[8:]] for process, part in first.items()}
+    longest = max(sizes.values())
+    for begin in range(FIRST - 8, longest, MOST):
+        size = min(MOST, 1 << (longest - begin - 1).bit_length())  # so that few sizes are compiled
+        for process, part in _in_one_round(message[begin : begin + size], size, mesh).items():
+            found[process].append(part)
+    return {process: b"".join(parts)[: sizes[process]] for process, parts in found.items()}
 
 
 def _in_one_round(message: bytes, size: int, mesh: Mesh) -> dict[int, bytes]:

@@ -205,6 +205,11 @@ def is_traced(*trees: Any) -> bool:
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(trees))
 
 
+def is_addressable(tree: Any) -> bool:
+    """Whether this process can read all arrays of a pytree."""
+    return all(leaf.is_fully_addressable for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array))
+
+
 def still(tree: Any) -> Any:
     """Without derivatives: under `jax.grad` outside jit its numbers are known."""
     return jax.tree.map(lambda a: lax.stop_gradient(a) if isinstance(a, Tracer) else a, tree)

@@ -145,8 +145,6 @@ def host(A: Any) -> Any:
     ours = hasattr(A, "to_scipy")
     if ours:
         untraced(A)
-    if not all(getattr(leaf, "is_fully_addressable", True) for leaf in jax.tree.leaves(A)):
-        raise ValueError(f"A has {A.shape[0]} rows on several processes; pass max_coarse= below that number")
     if not ours and not scipy.sparse.issparse(A):
         raise TypeError(f"multigrid needs a matrix of jaxsparse_fmt or scipy.sparse; got {type(A).__name__}")
     kind = np.complex128 if floating_dtype(A.dtype, "A").kind == "c" else np.float64

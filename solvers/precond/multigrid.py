@@ -33,6 +33,7 @@ from jaxsparse_fmt.convert import from_scipy
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from jaxsparse_fmt.core.matrix import SparseMatrix
+from jaxsparse_fmt.distributed.entries import vector_to_host
 from solvers.core import arguments
 from solvers.core.arguments import int_at_least
 from solvers.core.diagonal import operand
@@ -43,6 +44,7 @@ from solvers.precond._cycles import Level, cycled
 
 CHECKED = 6  # cycles whose growth warns
 MAX_COARSE = 500
+BYTES = 60  # of the host, for each entry of A, while the set-up runs
 LONG = 8  # times the mean: rows that csr's product waits for
 
 
@@ -174,9 +176,9 @@ def multigrid(
     Args:
       A: [n, n] matrix of jaxsparse_fmt or scipy.sparse. The unknowns of a point are numbered together; the blocks of a
         BSR matrix say how many there are, else dense blocks are looked for: a system whose blocks have holes comes as
-        BSR, `S.tobsr((b, b))`. If A is sharded, aggregates lie within shards, and unknowns are not grouped into points.
-        The finest level keeps the format of a jaxsparse matrix, unless that format sorts rows, and shares its
-        arrays if the dtype is the same.
+        BSR, `S.tobsr((b, b))`. If A is sharded, each process gathers it on its host and sets up all levels there; each
+        device gets its rows of them. The finest level keeps the format of a jaxsparse matrix, unless that format sorts
+        rows, and shares its arrays if the dtype is the same.
       B: [n, k], the near-null space: columns that A maps almost to zero, except at boundaries. In elasticity
         `gallery.rigid_body_modes(points)`. None takes a constant for each unknown of a point.
       cycle: "V" or "W".
@@ -185,7 +187,7 @@ def multigrid(
         level takes a quarter of it. Larger values follow stronger anisotropy and coarsen less. Where the next level
         would have more than twice as many blocks, as in many graphs, theta is multiplied by 3 until it has not; where
         most points would have no strong coupling, though their couplings sum up to more than half their diagonal, as
-        with elements on cubes, it is quartered until they have. Neither for theta=0; the first not inside shards.
+        with elements on cubes, it is quartered until they have. Neither for theta=0.
       dtype: of the numbers stored and the vectors inside the cycle: "float32" under a float64 solver moves about half
         the bytes. None takes A's.
       max_coarse: rows up to which a level is inverted densely instead of coarsened. None takes 500;
@@ -218,17 +220,16 @@ def multigrid(
             return most
         return min(most, max(50, int((A.nnz / 10) ** 0.5)))
 
-    if getattr(A, "name", None) == "sharded" and A.shape[0] > most:
-        from solvers.precond import _sharded  # with the code for many devices
-
-        stored, smallest = _stored(A, dtype), coarsest(A)
-        A._agree(B=B, cycle=cycle, theta=theta, degree=degree, dtype=stored, max_coarse=smallest)
-        start, S, near, theta = _sharded.build(A, B, theta=theta, degree=degree, dtype=stored, max_coarse=smallest)
-        coarsening = _hierarchy.Aggregation(near, near.shape[1], theta, smallest)
-        below = lambda: _built(A, S, coarsening, cycle, degree, dtype, start)  # noqa: E731
-        return _examined(*_sharded.below(below, start, A.domain))
-
     settings = cycle, degree, dtype
+    is_sharded = getattr(A, "name", None) == "sharded"
+    if is_sharded:
+        checks.untraced(A)
+        A._check_users_order("multigrid")
+        A._agree(B=B, cycle=cycle, theta=theta, degree=degree, dtype=_stored(A, dtype), max_coarse=most)
+        if A.shape[0] <= most and not arguments.is_addressable(A):
+            raise ValueError(f"A has {A.shape[0]} rows on several processes; pass max_coarse= below that number")
+        cure = "take precond.schwarz(A, precond.multigrid), which sets up the block of each device by itself"
+        arguments.check_free_memory(BYTES * A.nnz, "A and its levels on the host", cure, arguments.memory.of_host)
     if _device_hierarchy.serves(A, B):
         stored, smallest = _stored(A, dtype), coarsest(A)
         with concrete(), jax.enable_x64(True):  # in float64, as on the host
@@ -242,17 +243,25 @@ def multigrid(
     b = checks.block_size(A, S)
     near = np.tile(np.eye(b, dtype=S.dtype), (S.shape[0] // b, 1))
     if B is not None:
-        B = checks.near_null(np.asarray(B), S.shape[0], S.dtype)
+        B = np.asarray(B if arguments.is_addressable(B) else vector_to_host(A.domain, B))
+        B = checks.near_null(B, S.shape[0], S.dtype)
         checks.finite(B, "B")
         near = np.ascontiguousarray(B, S.dtype)
-    return _examined(*_built(A, S, _hierarchy.Aggregation(near, b, theta, coarsest(S)), *settings))
+    coarsening = _hierarchy.Aggregation(near, b, theta, coarsest(S))
+    if not is_sharded or A.shape[0] <= most:
+        return _examined(*_built(A, S, coarsening, *settings))
+    from solvers.precond._sharded import Spread  # with the code for many devices
+
+    spread = Spread(A, _stored(A, dtype), _format)
+    return _examined(*spread.finished(*_built(A, S, coarsening, *settings, spread=spread)))
 
 
 def _level(A: Any, made: _device_hierarchy.Made, degree: int, dtype: Any, k: int) -> Level:
     """Level k, in its formats, of what the accelerator made."""
     S, R, P, inverse = made.arrays()
     step = Level(S, R, P, inverse, _hierarchy.recurrence(degree, made.upper))
-    return _on_device(step, None if k else _shared(A), dtype, k, made.largest)
+    _check_fits(made.largest, dtype, k)
+    return _on_device(step, None if k else _shared(A), dtype, k)
 
 
 @arguments.door
@@ -295,16 +304,26 @@ def _shared(A: Any) -> Any:
 
 
 def _built(
-    A: Any, S: Any, coarsening: Any, cycle: str, degree: int, dtype: Any, start: _hierarchy.Start | None = None
+    A: Any,
+    S: Any,
+    coarsening: Any,
+    cycle: str,
+    degree: int,
+    dtype: Any,
+    start: _hierarchy.Start | None = None,
+    spread: Any = None,
 ) -> tuple[Multigrid, bool]:
     """The preconditioner of A, which is S on the host or, after the levels of `start`, its coarse matrix there; and
-    whether it looked definite.
+    whether it looked definite. `spread` puts the large levels on several devices.
     """
     stored = _stored(A, dtype)
 
     def keep(step: Level, k: int) -> Level:
         largest = _hierarchy.largest(step.A.data), _hierarchy.largest(step.inverse_diagonal)
-        return _on_device(step, None if k else _shared(A), stored, k, largest)
+        _check_fits(largest, stored, k)
+        if spread is not None and spread.takes(step, k):
+            return spread(step, k)
+        return _on_device(step, None if k else _shared(A), stored, k)
 
     built = _hierarchy.build(S, coarsening, degree, keep, start)
     checks.fits(_hierarchy.largest(built.coarse_inverse), stored, "the inverse of the coarsest level")
@@ -343,19 +362,22 @@ def _grown(M: Multigrid) -> Array:
     return lax.scan(step, start, length=CHECKED)[1][-1]
 
 
-def _on_device(step: Level, given: Any, dtype: Any, k: int, largest: tuple[float, float]) -> Level:
+def _check_fits(largest: tuple[float, float], dtype: Any, k: int) -> None:
+    """Refuses level k, whose matrix and inverse diagonal have numbers up to `largest`, if the dtype cannot hold it."""
+    checks.fits(largest[0], dtype, f"level {k}")
+    checks.fits(largest[1], dtype, f"the inverse diagonal of level {k}")
+
+
+def _on_device(step: Level, given: Any, dtype: Any, k: int) -> Level:
     """A level on the device, from one with matrices of SciPy, or with CSR on the device.
 
     Args:
       given: the user's matrix at the finest level where that serves, else None.
-      largest: number of A, and of the inverse diagonal.
     """
-    checks.fits(largest[0], dtype, f"level {k}")
-    checks.fits(largest[1], dtype, f"the inverse diagonal of level {k}")
     wide = jnp.promote_types(dtype, jnp.float32)
 
     def store(S: Any, format: str | None = None) -> SparseMatrix:
-        format = format or ("csr" if jax.default_backend() == "cpu" or _even(S) else "auto")
+        format = format or _format(S)
         if isinstance(S, SparseMatrix):
             S = S if S.dtype == dtype else S.astype(dtype)
             return S if S.name == format else S.asformat(format)
@@ -369,7 +391,9 @@ def _on_device(step: Level, given: Any, dtype: Any, k: int, largest: tuple[float
     return Level(A, R, P, d, jnp.asarray(step.recurrence, narrow))
 
 
-def _even(S: Any) -> bool:
-    """Whether csr's product is about as fast as any: no blocks, no long rows. A choice would compile for seconds."""
+def _format(S: Any) -> str:
+    """csr where its product is about as fast as any: no blocks, no long rows. A choice would compile for seconds."""
+    if jax.default_backend() == "cpu":
+        return "csr"
     lengths = np.diff(np.asarray((S.csr_arrays() if isinstance(S, SparseMatrix) else S).indptr))
-    return getattr(S, "blocksize", (1, 1)) == (1, 1) and lengths.max() <= LONG * lengths.mean()
+    return "csr" if getattr(S, "blocksize", (1, 1)) == (1, 1) and lengths.max() <= LONG * lengths.mean() else "auto"

@@ -144,7 +144,7 @@ def test_a_process_is_alone_on_a_mesh_of_its_devices_and_a_mesh_of_some_processe
 DISAGREE = """
 import sys, jax, numpy as np, jaxsparse_fmt as jsf
 from solvers import Adjoint, cg, eigsh, gmres, lobpcg, lsmr, precond, refine, solve, svds
-from solvers.precond import _hierarchy, _sharded
+from solvers.precond import _hierarchy
 process = int(sys.argv[1])
 jax.distributed.initialize(f"127.0.0.1:{sys.argv[2]}", 2, process)
 mesh, S = jax.make_mesh((4,), ("rows",)), jsf.gallery.poisson(4)
@@ -202,7 +202,8 @@ refused(lambda: precond.block_jacobi(A, (4, 0)[process]))
 refused(lambda: precond.schwarz(A, precond.ilu, overlap=(0, -1)[process]))
 refused(lambda: precond.chebyshev(A, bounds=((1, 2), (2, 1))[process]))
 refused(lambda: precond.coarse_space(A, np.full((64, 1), (1, np.nan)[process])))
-for module, name in ((_sharded.aggregation, "lumped"), (_sharded.aggregation, "sums"), (_hierarchy, "coarse_inverse")):
+steps = (_hierarchy.aggregation, "lumped"), (_hierarchy.aggregation, "sums")
+for module, name in (*steps, (_hierarchy, "coarse_inverse")):
     kept = getattr(module, name)
     setattr(module, name, None if process == 1 else kept)
     refused(lambda: precond.multigrid(A, max_coarse=10))
