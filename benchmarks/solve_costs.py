@@ -71,7 +71,7 @@ def measured(f: Callable[[], Any]) -> tuple[Any, float]:
 def pairs(scale: float) -> Iterator[report.Row]:
     for name, S in systems(scale):
         A, b = jsf.from_scipy(S), jnp.asarray(S @ np.random.default_rng(0).standard_normal(S.shape[0]))
-        facts = Facts(A, b, True, None, None, False)
+        facts = Facts(A, b, True)
         for way in (way for way in ways.WAYS if way.when(facts)):
             try:
                 yield {"system": name, "n": facts.n, "nnz": S.nnz, "way": way.name} | pair(way, facts, b)
@@ -80,12 +80,12 @@ def pairs(scale: float) -> Iterator[report.Row]:
 
 
 def pair(way: ways.Way, facts: Facts, b: Any) -> report.Row:
-    cost = ways.cost(way, facts)
-    M, of_set_up = measured(lambda: ways.made(way.M, facts))
+    trial = ways.estimate(way, facts, True)
+    M, of_set_up = measured(lambda: ways.made(trial, facts))
     settings = DEFAULTS | {"rtol": 1e-12, "maxiter": STEPS}
-    sol, of_steps = measured(lambda: ways.run(ways.Trial(way, cost), [], M, facts.A, b, None, settings, facts))
+    sol, of_steps = measured(lambda: ways.run(trial, [], M, facts.A, b, None, settings, facts))
     taken = int(sol.iterations)
-    guess, seconds = cost.set_up + taken * cost.step, of_set_up + of_steps
+    guess, seconds = trial.set_up + taken * trial.step, of_set_up + of_steps
     return {"steps": taken, "estimate": guess, "seconds": seconds, "ratio": seconds / guess}
 
 

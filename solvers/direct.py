@@ -226,7 +226,7 @@ def _settings(M: Any, A: Any, b: Array, rtol: float | None, atol: float, adjoint
 
 
 def _by_host(A: Any, b: Array, x0: Any, settings: Any) -> Solution | None:
-    """SuperLU's x, refined in 64 bits, and how it ended; None where something is traced or asks for the loop."""
+    """As `refined_on_host`; None if something is traced or asks for the loop."""
     (_, host, found), n = settings["M"], b.shape[0]
     options, _, limits = settled(settings, b, n, STEPS)
     more = x0 is not None or options.history_length or options.callback or options.progress
@@ -234,33 +234,49 @@ def _by_host(A: Any, b: Array, x0: Any, settings: Any) -> Solution | None:
         return None
     if not isinstance(b.sharding, jax.sharding.SingleDeviceSharding):  # b has a mesh
         return None
-    dtype, S = _dtype(A, b), host.S
-    rhs = np.asarray(b).astype(np.result_type(S, np.complex128 if b.dtype.kind == "c" else np.float64))
+    return placed_like(b, refined_on_host(host, found, b, limits, _dtype(A, b)))
+
+
+def refined_on_host(host: Host, found: Any, b: Any, limits: Any, dtype: Any) -> tuple[np.ndarray, ...]:
+    """SuperLU's x, refined in 64 bits on the host, its code, iterations and residual norm.
+
+    Args:
+      b: [n] or [n, k], of NumPy or on one device.
+      dtype: that of x.
+    """
+    S = host.S
+    rhs = np.asarray(b, np.complex128 if b.dtype.kind == "c" else S.dtype)
     with np.errstate(all="ignore"):
-        b_norm, steps = _length(rhs), np.any(rhs != 0, axis=0).astype(np.int32)
+        b_norm = _length(rhs)
+        code, steps = np.zeros(b_norm.shape, np.int32), np.not_equal(b_norm, 0).astype(np.int32)
         least = np.maximum(limits.rtol * b_norm, limits.atol)
         exact = found.solve(rhs, "N")
         x, r = exact.astype(dtype, copy=False), rhs - S @ exact
         size_of_exact, last = _length(r), np.inf
         size = size_of_exact if x is exact else _length(rhs - S @ x)
-        while np.any(better := (size > least) & (size_of_exact > least) & (size_of_exact <= last / 2)):
-            if np.max(steps) >= limits.maxiter:
-                break
-            steps, last = steps + better, size_of_exact
-            exact = exact + np.where(better, found.solve(r, "N"), 0)
-            r, rounded = rhs - S @ exact, exact.astype(dtype)
-            size_of_exact, rounded_size = _length(r), _length(rhs - S @ rounded)
-            is_less = rounded_size < size
-            x, size = np.where(is_less, rounded, x), np.where(is_less, rounded_size, size)
-        code = np.zeros(size.shape, np.int32)
         if not np.all(size <= least):
-            code = np.where(size <= least, code, _cause(host, found, x, size, b_norm, least))
+            while np.any(better := (size > least) & (size_of_exact > least) & (size_of_exact <= last / 2)):
+                if np.max(steps) >= limits.maxiter:
+                    break
+                steps, last = steps + better, size_of_exact
+                exact = exact + np.where(better, found.solve(r, "N"), 0)
+                r, rounded = rhs - S @ exact, exact.astype(dtype)
+                size_of_exact, rounded_size = _length(r), _length(rhs - S @ rounded)
+                is_less = rounded_size < size
+                x, size = np.where(is_less, rounded, x), np.where(is_less, rounded_size, size)
+            if not np.all(size <= least):
+                code = np.where(size <= least, code, _cause(host, found, x, size, b_norm, least))
     if not np.all(size < b_norm):  # 0 is as good
         x, size = np.where(size < b_norm, x, 0), np.where(size < b_norm, size, b_norm)
-    ends = code.astype(np.int32), steps, size.astype(jnp.finfo(dtype).dtype)
-    if b.committed:
-        return Solution(*jax.device_put((x, *ends), b.sharding), norms=None)
-    return Solution(jnp.asarray(x), *_on_device(*ends), norms=None)
+    return x, code.astype(np.int32), steps.astype(np.int32), size.astype(np.real(x).dtype)
+
+
+def placed_like(b: Any, found: tuple[np.ndarray, ...], *words: str) -> Solution:
+    """x, code, iterations and residual norm as a `Solution`, on b's device if it is committed to that."""
+    if isinstance(b, jax.Array) and b.committed:
+        return Solution(*jax.device_put(found, b.sharding), norms=None, _told=Told(words))
+    x, *ends = found
+    return Solution(jnp.asarray(x), *_on_device(*ends), norms=None, _told=Told(words))
 
 
 # `device_put` of each would cost 30 µs.
@@ -282,6 +298,8 @@ def _cause(host: Host, found: Any, x: np.ndarray, size: np.ndarray, b_norm: np.n
 def _length(a: np.ndarray) -> np.ndarray:
     """‖a‖₂ by column; no square over- or underflows."""
     length = np.linalg.norm(a, axis=0)
+    if a.ndim == 1 and 1e-100 < length < 1e100:
+        return length  # `np.all` would cost 4 µs
     if np.all((length > 1e-100) & (length < 1e100)):
         return length
     size = np.max(np.abs(a), axis=0)

@@ -1,6 +1,8 @@
-"""What `solve` finds out about a system before it chooses; each fact is computed when it is asked for."""
+"""What `solve` finds out about a system before it chooses, each fact when it is asked for; and what it remembers."""
 
+import dataclasses
 import functools
+import weakref
 from typing import Any
 
 import jax
@@ -9,9 +11,11 @@ import numpy as np
 
 from jaxsparse_fmt._tracing import concrete
 from jaxsparse_fmt.convert import from_dense
+from jaxsparse_fmt.core.kept import Kept
 from solvers.core import arguments
+from solvers.core.settings import PLAIN, settled
+from solvers.direct import STEPS, Prepared
 from solvers.host import Host, hosted
-from solvers.remembered import Memory
 
 
 class Facts:
@@ -19,26 +23,23 @@ class Facts:
 
     Attributes:
       A: a matrix of jaxsparse_fmt without derivatives, of a dense array too; or a function.
-      memory: what an earlier solve found out; None: nothing may be remembered.
       n, k: unknowns, and right-hand sides.
+      is_known: whether A's values are not traced.
       is_plain: whether no derivative is asked for either, so that NumPy may solve.
       tries: whether another way may follow one that fails; not inside jit.
-      hints: the caller's `symmetric` and `definite`; None where there is none.
+      hints: what the caller says of symmetry and definiteness; None: nothing.
       kind: "function", "sharded", or the platform.
     """
 
-    A: Any
-
-    def __init__(self, A: Any, b: Any, tries: bool, symmetric: bool | None, definite: bool | None, remember: bool):
+    def __init__(self, A: Any, b: Any, tries: bool, symmetric: bool | None = None, definite: bool | None = None):
         held = arguments.still(A)
         self.n, self.k = arguments.unknowns(A, b), int(np.shape(b)[1]) if np.ndim(b) == 2 else 1
-        is_known = not arguments.is_traced(held)
-        self.tries, self.hints, self.memory = tries and is_known, (symmetric, definite), None
-        if remember and self.tries and not arguments.is_function(A):
-            self.memory = Memory(held)
-        if isinstance(held, jax.Array) and is_known:
-            held = _sparse(held)
-        self.A, self.is_known, self.is_plain = held, is_known, not arguments.is_traced(A, b)
+        self.is_known, self.is_plain = not arguments.is_traced(held), not arguments.is_traced(A, b)
+        self.tries, self.hints = tries and self.is_known, (symmetric, definite)
+        if isinstance(held, jax.Array) and self.is_known:
+            with concrete():
+                held = from_dense(held, "csr")
+        self.A: Any = held
         if arguments.is_function(A) or not hasattr(held, "to_scipy"):
             self.A, self.kind = A, "function"
         elif getattr(getattr(held, "A", held), "name", "") == "sharded":
@@ -50,17 +51,9 @@ class Facts:
         """That of x."""
         return arguments.promoted(self.A.dtype, b.dtype, np.dtype(np.float32))
 
-    def wrong_columns(self, b: Any, x0: Any) -> Any:
-        """Whether each right-hand side, or its start, or A, has a NaN or an infinity: [k], or one flag."""
-        was_finite = self.memory is not None and self.memory.has_values
-        if _is_finite((None if was_finite else self.A, b, x0)):
-            return np.zeros((), bool)
-        flags = [~np.asarray(_finite_columns(v)) for v in (b, x0) if v is not None]
-        return np.any(flags, axis=0) | (not _is_finite(self.A))
-
     @functools.cached_property
-    def look(self) -> "Host | Probe | None":
-        """What has the diagonal, and whether A is symmetric; None if its values are not known."""
+    def values(self) -> "Host | Probe | None":
+        """What knows A's diagonal, and whether A is symmetric; None if the values are traced."""
         if not self.is_known:
             return None
         return Probe(self.A) if self.kind == "sharded" else self.host
@@ -84,32 +77,31 @@ class Facts:
     def symmetric(self) -> bool:
         """Whether A is known to be symmetric (Hermitian)."""
         hint, definite = self.hints
-        return bool(hint or definite or (hint is None and self.look is not None and self.look.symmetric))
+        if hint is None and not definite:
+            return self.values is not None and self.values.symmetric
+        return bool(hint or definite)
 
     @property
     def maybe_definite(self) -> bool:
-        """Symmetric with a positive diagonal."""
-        definite = self.hints[1]
-        if definite is None and self.symmetric and self.look is not None:
-            return bool((self.look.diagonal.real > 0).all())
-        return bool(definite)
+        """Whether A is symmetric with a positive diagonal, or definite as the caller says."""
+        if self.hints[1] is not None:
+            return self.hints[1]
+        return self.symmetric and self.values is not None and bool((self.values.diagonal.real > 0).all())
 
     @property
     def full_diagonal(self) -> bool:
-        return self.look is not None and bool((self.look.diagonal != 0).all())
+        return self.values is not None and bool((self.values.diagonal != 0).all())
 
-    @property
+    @functools.cached_property
     def factors(self) -> tuple[float, float]:
         """Entries and multiplications of the factors."""
-        return (
-            (self.n**2, self.n**3 / 3)
-            if self.pattern is None
-            else (self.pattern.factor_entries, self.pattern.factor_work)
-        )
+        if self.pattern is None:
+            return self.n**2, self.n**3 / 3
+        return self.pattern.factor_entries, self.pattern.factor_work
 
 
 class Probe:
-    """Of a sharded matrix, which the host does not hold."""
+    """Facts of a sharded matrix, which the host does not hold."""
 
     def __init__(self, A: Any):
         self.A = A
@@ -128,30 +120,111 @@ class Probe:
         return self.A.diagonal()
 
 
-def _sparse(A: jax.Array) -> Any:
-    with concrete():
-        return from_dense(A, "csr")
+def wrong_columns(A: Any, b: Any, x0: Any) -> Any:
+    """Whether each right-hand side, or its start, or A, has a NaN or an infinity: [k], or one flag; A may be None."""
+    if _is_finite((A, b, x0)):
+        return np.zeros((), bool)
+    flags = [~np.asarray(jnp.all(jnp.isfinite(v), axis=0)) for v in (b, x0) if v is not None]
+    return np.any(flags, axis=0) | (not _is_finite(A))
 
 
 def _is_finite(tree: Any) -> bool:
-    """Whether all numbers of a pytree of known arrays are."""
+    """Whether the known arrays of a pytree hold neither a NaN nor an infinity."""
     arrays = [a for a in jax.tree.leaves(tree) if jnp.issubdtype(a.dtype, jnp.inexact)]
-    spread = [a for a in arrays if not getattr(a, "is_fully_addressable", True)]  # over several processes
+    # Those over several processes share no program with those of one device.
+    spread, here = ([a for a in arrays if getattr(a, "is_fully_addressable", True) == is_here] for is_here in (0, 1))
     if spread and not _are_finite(spread):
         return False
-    arrays = [a for a in arrays if not any(a is other for other in spread)]
-    if not arrays:  # which a GPU could not stack
-        return True
-    if arguments.memory.device(arrays).platform == "cpu":
-        return all(np.isfinite(np.asarray(a)).all() for a in arrays)
-    return bool(_are_finite(arrays))
-
-
-@jax.jit
-def _finite_columns(v: jax.Array) -> jax.Array:
-    return jnp.all(jnp.isfinite(v), axis=0)
+    if here and arguments.memory.device(here).platform == "cpu":
+        return all(np.isfinite(np.asarray(a)).all() for a in here)
+    return not here or bool(_are_finite(here))
 
 
 @jax.jit
 def _are_finite(arrays: list[Any]) -> Any:
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(a)) for a in arrays]))
+
+
+# ------------------------------------------------------------------------------------------------- what is remembered
+
+LARGEST = 2**30  # bytes of a preconditioner that is kept
+_successes = Kept(8)
+
+
+class Place(int):
+    """Stands for an array of the matrix, by its number among them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Success:
+    """What solved a system, for others with the same pattern. It holds no array of the matrix.
+
+    Attributes:
+      order: the trials to make next time, first that which succeeded.
+      M: its preconditioner, in which a `Place` stands for each array of the matrix; None: not kept.
+      values: a weak reference to those for which M was made.
+      asked: the call's settings and b's dtype, if another such call needs nothing but the factors; else None.
+      limits, dtype: the limits of that call, and the dtype of its x.
+    """
+
+    order: tuple[Any, ...]
+    M: Any
+    values: Any
+    asked: Any
+    limits: Any
+    dtype: Any
+
+
+def recalled(leaves: list[Any], tree: Any, of_values: bool = False) -> Success | None:
+    """What solved a system with this pattern, or with these very values."""
+    found = _successes.find(tree, leaves[1:] or leaves)
+    return None if of_values and found is not None and found.values() is not leaves[0] else found
+
+
+class Memory:
+    """The last success with A's pattern, found by the identity of its arrays, until one of these is freed.
+
+    Attributes:
+      order: the trials to begin with.
+      has_values: whether a system with these very values was solved.
+    """
+
+    def __init__(self, A: Any, b: Any, asked: Any, settings: Any):
+        self.A, self.b, self.asked, self.settings = A, b, asked, settings
+        self.leaves, self.tree = jax.tree.flatten(A)
+        self.found = recalled(self.leaves, self.tree)
+        self.order: tuple[Any, ...] = () if self.found is None else self.found.order
+        self.has_values = self.found is not None and self.found.values() is self.leaves[0]
+
+    def made(self, name: str | None) -> Any:
+        """The preconditioner made before for A's values, or refreshed for them; None: there is none of that name."""
+        if self.found is None or self.found.M is None or name != self.order[0].way.M:
+            return None
+        M = jax.tree.map(lambda leaf: self.leaves[leaf] if type(leaf) is Place else leaf, self.found.M)
+        if self.has_values:
+            return M
+        return M.refreshed(self.A) if hasattr(M, "refreshed") else None
+
+    def keep(self, order: tuple[Any, ...], M: Any) -> None:
+        """Keeps the order, and M unless that is large."""
+        places = {id(a): Place(i) for i, a in enumerate(self.leaves)}
+        M = jax.tree.map(lambda leaf: places.get(id(leaf), leaf), M)
+        if sum(map(_nbytes, jax.tree.leaves(M))) > LARGEST:
+            M = None
+        asked = limits = dtype = None
+        if type(M) is Prepared and is_plain(self.asked):
+            asked, dtype = (self.asked, self.b.dtype), arguments.promoted(self.A.dtype, self.b.dtype, np.float32)
+            limits = settled(self.settings, self.b, M.host.n, STEPS)[2]
+        values = weakref.ref(self.leaves[0])
+        kept = Success(order, M, values, asked, limits, dtype)
+        _successes.keep(self.tree, self.leaves[1:] or self.leaves, kept)
+
+
+def _nbytes(leaf: Any) -> int:
+    """SuperLU's factors take 16 bytes an entry."""
+    return getattr(leaf, "nbytes", 16 * getattr(leaf, "nnz", 0))
+
+
+def is_plain(settings: Any) -> bool:
+    """Whether settings can be compared, and ask for nothing but x."""
+    return set(map(type, settings.values())) <= {*PLAIN, str} and not settings["history"] and settings["maxiter"] != 0

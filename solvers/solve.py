@@ -3,16 +3,18 @@
 import dataclasses
 from typing import Any, Unpack
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from jaxsparse_fmt._arguments import check_choice
 from jaxsparse_fmt._tracing import in_trace
 from solvers.core import arguments
 from solvers.core.settings import Settings, settled, solver
 from solvers.core.solve import solve as by_method
-from solvers.direct import reachable
-from solvers.facts import Facts
+from solvers.direct import placed_like, reachable, refined_on_host
+from solvers.facts import Facts, Memory, Success, is_plain, recalled, wrong_columns
 from solvers.solution import Solution, Status, Told
 from solvers.ways import GIVEN, METHODS, OF_A_FUNCTION, ON_MANY_DEVICES, SUITED, WAYS, WITH_GIVEN_M, Way, first_success
 
@@ -31,24 +33,21 @@ def solve(
 ) -> Solution:
     """Solves A·x = b as an expert would: by the way that costs least, and by the next if that fails.
 
-    A way is a method with a preconditioner. `solve` estimates the seconds that each would take on this device, from the
-    size of A, its symmetry, its diagonal, and the entries of its factors. Methods without set-up (`cg`, `minres`,
-    `bicgstab` with a diagonal) are left if their rate of fall predicts a longer solve than by factors, `multigrid` or
-    `ilu`. For a singular A it computes a least-squares solution, the shortest one, and says so by LEAST_SQUARES if that
-    does not solve the system.
+    A way is a method with a preconditioner. `solve` estimates the seconds that each would take on this device. Methods
+    without set-up (`cg`, `minres`, `bicgstab` with a diagonal) are left if their rate of fall predicts a longer solve
+    than by factors, `multigrid` or `ilu`. A singular A gets the shortest least-squares solution, and LEAST_SQUARES if
+    that does not solve the system. A RuntimeWarning announces a set-up of more than a minute, with its estimate;
+    factors that take more than an hour are left to `direct`.
 
     A second solve with the same matrix begins with what succeeded, and takes the preconditioner or the factors made
-    then; a matrix with the same pattern (`A.with_data`) begins with the same way. At most four preconditioners are
-    kept, of at most 1 GB each, until the arrays of the pattern are freed.
+    then; a matrix with the same pattern (`A.with_data`) begins with the same way. Eight patterns are remembered, with
+    preconditioners of at most 1 GB each, until the arrays of the pattern are freed.
 
     Inside jit one way is taken when the function is traced, and its status reports a failure: the cheapest of those
-    with a set-up, or of all that suit the hints. Of a matrix that the function closes over everything is known. Of a
-    traced one the pattern is, if its arrays are not traced (`A.with_data(data)`). Otherwise up to 3,000 unknowns are
-    solved by `direct`, through calls of the host, and more by `gmres` with `ilu`, unless symmetric=True asks for
-    `minres`, or definite=True for `cg`.
-
-    For a sharded A two products with random vectors show whether it is symmetric; it takes `cg` with `block_jacobi`,
-    `minres` or `gmres` with `block_jacobi`. For a function A it takes `gmres` without M.
+    with a set-up, or of all that suit the hints. A matrix that the function closes over is known; so is the pattern of
+    `A.with_data(data)`. Otherwise `direct` solves up to 3,000 unknowns, through calls of the host, and `gmres` with
+    `ilu` more, unless symmetric=True asks for `minres`, or definite=True for `cg`. A sharded A gets `cg` or `gmres`
+    with `block_jacobi`, or `minres`; a function A `gmres`.
 
     Args:
       method: "auto", "cg", "fcg", "minres", "gmres", "bicgstab", "idrs" or "direct".
@@ -56,7 +55,7 @@ def solve(
       remember: whether to use and keep what an earlier solve found out.
       M: "auto" makes a preconditioner that suits the method. Anything else, None too, is the M of all methods but the
         direct one.
-      maxiter: most iterations of each method; None: 10·n, and about a minute.
+      maxiter: most iterations, of all methods together; None: for each method 10·n, and about a minute.
       rtol: as in `cg`, but an rtol below the dtype's eps is taken as eps: 0 asks for an x as accurate as that allows.
 
     Other arguments and the errors are those of `cg`; callbacks and history are those of each method.
@@ -73,6 +72,8 @@ def solve(
     """
     given: Any = settings
     M = given["M"]
+    if remember and x0 is None and method == "auto" and (sol := _again(A, b, given)) is not None:
+        return sol
     check_choice("method", method, ("auto", *METHODS, "direct"))
     if isinstance(M, str) and M != "auto":
         raise ValueError(f"M must be 'auto', None, a matrix or a function; got {M!r}; {arguments.call_for(M)}")
@@ -92,9 +93,7 @@ def solve(
     choice = {"method": method, "symmetric": symmetric, "definite": definite, "remember": remember}
     arguments.in_basis(A)[1].agree(lambda: vectors | choice | {"M": arguments.described(M)})
     numbers = [given[name] for name in ("rtol", "atol", "maxiter")]
-    tries = not (in_trace() or arguments.is_traced(arguments.still((b, x0, numbers))))
-    remember = remember and method == "auto" and isinstance(M, str)
-    facts = Facts(A, b, tries, symmetric, definite, remember)
+    facts = Facts(A, b, not (in_trace() or arguments.is_traced(arguments.still((b, x0, numbers)))), symmetric, definite)
     ways = {"function": OF_A_FUNCTION, "sharded": ON_MANY_DEVICES}.get(facts.kind, WAYS)
     name = None if M is None else GIVEN
     if method != "auto":
@@ -103,15 +102,18 @@ def solve(
     elif not isinstance(M, str):
         ways = WITH_GIVEN_M if ways is WAYS else ways
         ways = [way if way.method == "direct" else way._replace(M=name) for way in ways]
-    wrong = facts.wrong_columns(*arguments.still((b, x0))) if facts.tries and facts.kind != "function" else False
-    if not np.any(wrong):
+    if not facts.tries or facts.kind == "function":
         return first_success(A, b, x0, given, facts, ways)
+    memory = Memory(arguments.still(A), b, settings, given) if remember and ways in (WAYS, ON_MANY_DEVICES) else None
+    held = None if memory is not None and memory.has_values else facts.A  # which an earlier solve found finite
+    wrong = wrong_columns(held, *arguments.still((b, x0)))
+    if not np.any(wrong):
+        return first_success(A, b, x0, given, facts, ways, memory)
     return _of_finite_columns(wrong, A, b, x0, given, facts, ways)
 
 
 def _of_finite_columns(wrong: Any, A: Any, b: Any, x0: Any, settings: Any, facts: Facts, ways: Any) -> Solution:
     """The solution of the columns without a NaN or an infinity; NON_FINITE in the others."""
-    facts.memory = None
     if arguments.is_traced(A, b, x0):  # a derivative, which is NaN there
         M = settings["M"] if not isinstance(settings["M"], str) else None
         return by_method(METHODS["gmres"](facts.n), A, b, x0, settings | {"M": M})
@@ -126,3 +128,19 @@ def _of_finite_columns(wrong: Any, A: Any, b: Any, x0: Any, settings: Any, facts
     sol = first_success(A, b, x0, settings, facts, ways)
     code, size = jnp.where(wrong, code, sol.code), jnp.where(wrong, size, sol.residual_norm)
     return dataclasses.replace(sol, code=code, residual_norm=size)
+
+
+def _again(A: Any, b: Any, settings: Any) -> Solution | None:
+    """The solution by the factors that an earlier call with these settings kept; None: there are none, or they fail."""
+    found: Success | None = recalled(*jax.tree.flatten(A), of_values=True)
+    if found is None or found.asked is None or not is_plain(settings):
+        return None
+    if not isinstance(b, (np.ndarray, jax.Array)) or isinstance(b, Tracer) or found.asked != (settings, b.dtype):
+        return None
+    if b.ndim not in (1, 2) or len(b) != found.M.host.n or not np.isfinite(np.asarray(b)).all():
+        return None
+    x, code, *ends = refined_on_host(found.M.host, found.M.found, b, found.limits, found.dtype)
+    status = Status(int(np.max(code)))
+    if status not in (Status.CONVERGED, Status.ROUNDED):
+        return None
+    return placed_like(b, (x, code, *ends), "direct", f"direct (factors of an earlier solve): {status}")

@@ -24,8 +24,11 @@ class Kept:
     def find(self, key: Any, arrays: Sequence[Any]) -> Any:
         """The value, or None where there is none or one of its arrays was deleted, by donation for instance."""
         found = self.table.pop((key, *map(id, arrays)), None)
-        if found is None or any(isinstance(a, jax.Array) and a.is_deleted() for a in jax.tree.leaves(found[0])):
+        if found is None:
             return None
+        for a in jax.tree.leaves(found[0]):
+            if isinstance(a, jax.Array) and a.is_deleted():
+                return None
         self.table[(key, *map(id, arrays))] = found  # the newest last
         return found[0]
 

@@ -4,6 +4,7 @@ import gc
 import sys
 import weakref
 
+import jax
 import numpy as np
 import pytest
 
@@ -30,7 +31,7 @@ def test_a_second_solve_begins_with_what_succeeded(monkeypatch):
         solve(A, b, remember=False)
     monkeypatch.undo()
     # New values of the same pattern begin with the same way, by factors of their own.
-    monkeypatch.setattr(module, "cost", None)
+    monkeypatch.setattr(module, "estimate", None)
     new = A.with_data(3 * A.data)
     np.testing.assert_allclose(solve(new, b, rtol=1e-10).x, first.x / 3, rtol=1e-8)
     np.testing.assert_allclose(solve(A, b, rtol=1e-10).x, first.x, rtol=1e-8)
@@ -49,7 +50,7 @@ def test_a_way_that_was_left_goes_on_where_the_others_fail(monkeypatch):
     module = sys.modules["solvers.ways"]
     monkeypatch.setattr(module, "MAKERS", module.MAKERS | dict.fromkeys(("multigrid", "ilu"), fails))
     monkeypatch.setattr(module, "prepared", fails)
-    monkeypatch.setattr(module, "cost", lambda way, *_: module.Cost(0.2 * way.has_set_up, 1e-3))
+    monkeypatch.setattr(module, "estimate", lambda way, *_: module.Trial(way, 0.2 * way.has_set_up, 1e-3))
     S = jsf.gallery.poisson(100, dim=2)
     b = np.random.default_rng(0).standard_normal(S.shape[0])
     sol = solve(jsf.from_scipy(S), b, rtol=1e-8)
@@ -72,3 +73,57 @@ def test_a_solve_goes_on_while_its_rate_predicts_an_end_within_the_budget(method
     early = run(20, b)
     assert early.status is Status.MAXITER and 10 <= early.iterations <= 12
     assert float(early.residual_norm) < np.linalg.norm(b)
+
+
+@pytest.mark.parametrize("kind", [np.float64, np.complex128])
+def test_a_repeated_solve_calls_the_factors_at_once_and_judges_its_own_x(monkeypatch, kind):
+    S = tridiagonal(400, low=-0.3)
+    A, b = jsf.from_scipy(S, "csr"), np.arange(1.0, 401).astype(kind)
+    first = solve(A, b, rtol=1e-10)
+    monkeypatch.setattr(sys.modules["solvers.solve"], "Facts", None)  # nothing else is asked of the matrix
+    again = solve(A, 1j * b if kind is np.complex128 else 2 * b, rtol=1e-10)
+    assert (
+        again.success and again.x.dtype == kind and again.tried == ("direct (factors of an earlier solve): CONVERGED",)
+    )
+    np.testing.assert_allclose(again.x, (1j if kind is np.complex128 else 2) * first.x, rtol=1e-8)
+    assert float(again.residual_norm) <= 1e-10 * np.linalg.norm(again.x)
+    inside = jax.jit(lambda c: c * solve(A, b, rtol=1e-10).x)(2.0)
+    np.testing.assert_allclose(inside, 2 * first.x, rtol=1e-12)
+    for changed in (dict(rtol=1e-9), dict(history=True), dict(maxiter=0), dict(remember=False)):
+        with pytest.raises(TypeError):
+            solve(A, b, **({"rtol": 1e-10} | changed))
+
+
+def test_what_a_repeated_solve_cannot_take_is_refused_as_at_first():
+    A, b = jsf.from_scipy(tridiagonal(400, low=-0.3), "csr"), np.ones(400)
+    assert solve(A, b).success and solve(A, b).success
+    with pytest.raises(ValueError, match="b of length 3"):
+        solve(A, b[:3])
+    with pytest.raises(TypeError, match="here it is 'rtol'"):
+        solve(A, b, tol=1e-3)
+    with pytest.raises(ValueError, match="rtol must be a number"):
+        solve(A, b, rtol=-1)
+    assert solve(A, b * np.nan).status is Status.NON_FINITE
+    assert solve(A, np.ones(400, int)).success and solve(A, np.ones((400, 2))).x.shape == (400, 2)
+
+
+@pytest.mark.parametrize("maxiter", [0, 30])
+def test_maxiter_bounds_the_iterations_of_all_ways_together(maxiter):
+    """So a limit that a user sets is followed neither by other methods nor by a factorization."""
+    S = jsf.gallery.poisson(20)
+    b = np.random.default_rng(0).standard_normal(S.shape[0])
+    sol = solve(jsf.from_scipy(S), b, rtol=1e-12, maxiter=maxiter)
+    assert sol.status is Status.MAXITER and sol.iterations == maxiter and len(sol.tried) == 1
+
+
+def test_a_long_set_up_is_announced_with_its_estimate(monkeypatch):
+    module = sys.modules["solvers.ways"]
+    monkeypatch.setitem(module.DEVICES["host"], "work", 1.0)
+    monkeypatch.setattr(module, "HOURS", np.inf)
+    with pytest.warns(RuntimeWarning, match=r"solve: direct \(asked for; about .* s\); if that is too long, interrupt"):
+        assert solve(jsf.from_scipy(tridiagonal(400)), np.ones(400), method="direct").success
+
+
+def test_a_named_method_does_not_order_the_matrix_for_an_estimate(monkeypatch):
+    monkeypatch.setattr(sys.modules["solvers.host"].Host, "_cost", property(fails))
+    assert solve(jsf.from_scipy(jsf.gallery.convection_diffusion(8)), np.ones(512), method="gmres").success
