@@ -102,7 +102,7 @@ class Factorized(factors.Inverse):
         return _condition(lax.stop_gradient(self))
 
 
-@standard_promotion
+@arguments.door
 def factorized(A: Any, *, symmetric: bool | None = None, backend: str = "auto") -> Factorized:
     """The LU factors of a sparse matrix, for many right-hand sides, or as the M of a solver; as SciPy's `splu`.
 
@@ -141,7 +141,7 @@ def factorized(A: Any, *, symmetric: bool | None = None, backend: str = "auto") 
     return jax.device_put(_by(backend, A, symmetric, "factorized", lambda: _made(A, "factorized"))[0])
 
 
-@standard_promotion
+@arguments.door
 def direct(
     A: Any,
     b: Any,

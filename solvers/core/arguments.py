@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeGuard, TypeVar
@@ -26,12 +27,27 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 
-def door(f: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """A function of a matrix under `standard_promotion`; what one process refuses of a sharded matrix, all refuse."""
+# Keywords of SciPy before version 1.14 and of lineax, and their names here.
+ELSEWHERE = {"tol": "rtol", "max_steps": "maxiter", "preconditioner": "M", "y0": "x0"}
+
+
+def door(f: Callable[Parameters, Result], signature: inspect.Signature | None = None) -> Callable[Parameters, Result]:
+    """A function of a matrix under `standard_promotion`; what one process refuses of a sharded matrix, all refuse.
+
+    TypeError: a keyword that f does not have, with those that it has.
+
+    Args:
+      signature: None takes that of f.
+    """
     standard = standard_promotion(f)
+    known = (signature or inspect.signature(f)).parameters
 
     @functools.wraps(f)
     def called(*args: Parameters.args, **keywords: Parameters.kwargs) -> Result:
+        if unknown := [name for name in keywords if name not in known]:
+            here = f": here it is {ELSEWHERE[unknown[0]]!r}" if ELSEWHERE.get(unknown[0]) in known else ""
+            names = ", ".join(name for name in known if name not in ("A", "b")) or "none"
+            raise TypeError(f"{f.__name__} has no keyword {unknown[0]!r}{here}; it has {names}")
         A: Any = args[0] if args else keywords.get("A")
         with getattr(A, "_failing_together", contextlib.nullcontext)():
             return standard(*args, **keywords)
@@ -114,6 +130,9 @@ def unknowns(A: Any, b: Any) -> int:
     """The number of unknowns of one system. ValueError: none, or no system. TypeError: a sparse b."""
     if hasattr(b, "to_scipy") or type(b).__module__.startswith("scipy.sparse"):
         raise TypeError(f"b is a sparse {type(b).__name__}, and a right-hand side is dense; pass b.todense()")
+    shape = getattr(b, "shape", ())
+    if len(shape) == 2 and shape[0] != shape[1] and getattr(A, "shape", None) == (shape[1], shape[1]):
+        raise ValueError(f"b has shape {shape}; several right-hand sides are columns, ({shape[1]}, k): pass b.T")
     is_one, size = ravel(b, A) is not None, sum(map(np.size, jax.tree.leaves(b)))
     if size == 0:
         raise ValueError(f"b is empty, of shape {jax.tree.map(np.shape, b)}; a system needs at least one unknown")

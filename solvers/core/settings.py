@@ -112,8 +112,6 @@ DEFAULTS: Settings = {
     "check_every": None,
     "adjoint": Adjoint(),
 }
-# Keywords of SciPy before version 1.14 and of lineax, and their names here.
-ELSEWHERE = {"tol": "rtol", "max_steps": "maxiter", "preconditioner": "M", "y0": "x0"}
 
 
 def solver(**changed: Any) -> Callable[[Callable[P, Result]], Callable[P, Result]]:
@@ -132,15 +130,10 @@ def solver(**changed: Any) -> Callable[[Callable[P, Result]], Callable[P, Result
         bare = inspect.signature(function)
         own = [p for p in bare.parameters.values() if p.kind is not p.VAR_KEYWORD]
         signature = bare.replace(parameters=sorted([*shared, *own], key=lambda p: p.kind))
-        names = [k for k, p in signature.parameters.items() if p.kind is p.KEYWORD_ONLY]
-
-        called = arguments.door(function)
+        called = arguments.door(function, signature)
 
         @functools.wraps(function)
         def checked(*args: P.args, **keywords: P.kwargs) -> Result:
-            if unknown := [k for k in keywords if k not in signature.parameters]:
-                here = f": here it is {ELSEWHERE[unknown[0]]!r}" if unknown[0] in ELSEWHERE else ""
-                raise TypeError(f"{function.__name__} has no keyword {unknown[0]!r}{here}; it has {', '.join(names)}")
             return called(*args, **(defaults | keywords))  # pyright: ignore[reportCallIssue]
 
         vars(checked)["__signature__"] = signature

@@ -18,12 +18,15 @@ def square(A: Any, maker: str) -> int:
     Args:
       maker: the name of the function that makes the preconditioner.
     """
-    shape = getattr(A, "shape", ())
-    if len(shape) != 2 or shape[0] != shape[1]:
-        cure = f". Pass M={maker}(A), not M={maker}" if len(shape) != 2 else ""  # M was called with a vector
-        if callable(A):
-            cure += "; of a function v -> A·v whose diagonal d you know, pass M=1/d"
-        raise ValueError(f"{maker} needs a square matrix; got {shape or type(A).__name__}{cure}")
+    shape = getattr(A, "shape", None)
+    if shape is None and callable(A):
+        raise ValueError(
+            f"{maker} needs a square matrix; got {type(A).__name__}, which has no entries to read. A Krylov method takes "
+            "a function v -> A·v, and M=1/d if you know its diagonal d"
+        )
+    if shape is None or len(shape) != 2 or shape[0] != shape[1]:
+        cure = f". Pass M={maker}(A), not M={maker}" if shape is not None and len(shape) == 1 else ""
+        raise ValueError(f"{maker} needs a square matrix; got {type(A).__name__ if shape is None else shape}{cure}")
     return shape[0]
 
 

@@ -6,7 +6,6 @@ from typing import Any
 import jax
 
 from jaxsparse_fmt._pytrees import brief, exportable, pytree
-from jaxsparse_fmt._tracing import standard_promotion
 from solvers import factors
 from solvers.core import arguments
 from solvers.precond import _checks as checks
@@ -23,7 +22,7 @@ class IncompleteFactors(factors.Inverse, checks.Refreshed):
         return _made(A, self.recipe)
 
 
-@standard_promotion
+@arguments.door
 def ilu(A: Any, *, drop_tol: float = 1e-4, fill: float = 10.0) -> IncompleteFactors:
     """The preconditioner of incomplete LU factors with fill, for any square matrix; as SciPy's `spilu`.
 

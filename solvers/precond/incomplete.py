@@ -129,7 +129,7 @@ class Incomplete(factors.Inverse):
         return _with(self, *jax.device_put(_renewed(self, self.ptr, self.col, S.data, self.first_shift)))
 
 
-@standard_promotion
+@arguments.door
 def incomplete_cholesky(A: Any, *, solve_sweeps: int | None = None, shift: float = 0.0) -> Incomplete:
     """The preconditioner of incomplete Cholesky factors without fill, IC(0); symmetric (Hermitian) positive definite.
 
@@ -164,7 +164,7 @@ def incomplete_cholesky(A: Any, *, solve_sweeps: int | None = None, shift: float
     return _incomplete(A, CHOLESKY, solve_sweeps, shift)
 
 
-@standard_promotion
+@arguments.door
 def incomplete_lu(A: Any, *, solve_sweeps: int | None = None, shift: float = 0.0) -> Incomplete:
     """The preconditioner of incomplete LU factors without fill, ILU(0), for any square matrix.
 
@@ -322,7 +322,7 @@ def _factored(
                 f"{maker} factored A + {alpha:g}·diag(A), so far from A that M may be worse than none; compare with "
                 "jacobi or block_jacobi",
                 RuntimeWarning,
-                stacklevel=5,
+                stacklevel=6,
             )
         # The values of A itself from those of scale·A·scale: no scaling is left to apply.
         N, D = N * scale[below.indices] / scale[of_left], scale**2 / D

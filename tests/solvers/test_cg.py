@@ -221,6 +221,7 @@ def test_mapped_over_it_multiplies_with_the_kernel_still():
         ((np.eye(3), np.ones(3)), {"M": np.eye(4)}, ValueError, r"M has shape \(4, 4\)"),
         ((np.eye(3), np.ones(3)), {"M": np.ones(4)}, ValueError, r"M has shape \(4,\).* or \(3,\) for a diagonal"),
         ((np.ones(3), np.ones(3)), {}, ValueError, "for a diagonal A pass"),
+        ((np.eye(3), np.ones((2, 3))), {}, ValueError, r"right-hand sides are columns, \(3, k\): pass b.T"),
         ((np.eye(3), np.ones(3)), {"M": 1j * np.ones(3)}, TypeError, "drop its imaginary part; make b complex"),
         ((np.eye(3), np.ones(3)), {"one_reduction": "piped"}, TypeError, "must be True or False; got 'piped'"),
         ((np.eye(3), np.ones(3)), {"M": precond.jacobi}, ValueError, r"Pass M=jacobi\(A\)"),

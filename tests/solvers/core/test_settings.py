@@ -15,7 +15,7 @@ from solvers.core import settings
 
 
 @pytest.mark.parametrize("name", ["cg", "fcg", "minres", "gmres", "bicgstab", "refine"])
-@pytest.mark.parametrize(("keyword", "told"), [("tol", "here it is 'rtol'"), ("rtoll", "it has M, rtol, atol")])
+@pytest.mark.parametrize(("keyword", "told"), [("tol", "here it is 'rtol'"), ("rtoll", "it has x0, M, rtol")])
 def test_is_an_unknown_keyword_told_what_there_is(name, keyword, told):
     with pytest.raises(TypeError, match=rf"{name} has no keyword '{keyword}'.*{told}"):
         getattr(solvers, name)(np.eye(3), np.ones(3), **{keyword: 1e-3})

@@ -273,7 +273,7 @@ def with_entry(value: float) -> sp.csr_array:
         (CUBE, {"B": np.ones(7)}, ValueError, r"B must hold.*\(216, k\); got \(7, 1\)"),
         (CUBE, {"B": np.full(216, np.inf)}, ValueError, "B has a NaN or an infinity"),
         (CUBE, {"B": np.ones(216) * 1j}, TypeError, "B is complex"),
-        (CUBE, {"presmoother": "jacobi"}, TypeError, "presmoother"),
+        (CUBE, {"presmoother": "jacobi"}, TypeError, "no keyword 'presmoother'; it has B, cycle"),
         (1e30 * CUBE, {"dtype": "float16", "max_coarse": 50}, ValueError, "dtype float16 holds none above"),
     ],
 )
