@@ -26,6 +26,7 @@ from jaxsparse_fmt.formats import building, memory
 from jaxsparse_fmt.kernels.cpu.over_rows import in_threads
 
 PIECE = 2**19  # entries, or products of two, of a piece of a result, for which SciPy takes a millisecond or two
+PIECES = 4 * CORES  # at most
 _kept, _digests, _expected = Kept(16), Kept(1024), Kept(1024)
 
 
@@ -211,28 +212,57 @@ def combined(f: Callable[[Any, Any], Any], places: Callable[[Any, Any], Any], S:
     """f(S, R) in canonical order, with the zeros that SciPy drops, by pieces of rows on all cores.
 
     Args:
-      places: as f, with the same entries; for matrices of ones, no number of its result is zero. operator.matmul if f
+      places: as f, with the same entries; its result has no zeros for matrices of ones. operator.matmul if f
         multiplies the matrices.
     """
     multiplies = places is operator.matmul
     work = S.nnz * (R.nnz // max(R.shape[0], 1) + 1) if multiplies else S.nnz + R.nnz
     # SciPy marks all columns anew for each piece of a product.
-    count = max(min(CORES, work // max(PIECE, 4 * R.shape[1] * multiplies)), 1)
+    count = max(min(PIECES, work // max(PIECE, 4 * R.shape[1] * multiplies)), 1)
     inner = np.searchsorted(S.indptr, np.arange(1, count) * S.nnz // count)
     cuts = np.unique([0, *inner, S.shape[0]]).tolist() if count > 1 else [0, S.shape[0]]
     parts: list[Any] = [None] * (len(cuts) - 1)
     rest = iter(enumerate(itertools.pairwise(cuts)))
+    cancelled: list[int] = []  # the pieces of a product in which sums are 0
 
     def thread() -> None:
         for k, rows in rest:
-            parts[k] = _combined_rows(f, places, _rows(S, *rows), R if multiplies else _rows(R, *rows))
+            piece = _rows(S, *rows)
+            if not multiplies:
+                parts[k] = _with_zeros(f(piece, _rows(R, *rows)), places, piece, _rows(R, *rows))
+                continue
+            C = None if cancelled else piece @ R
+            if C is None or not _is_whole(C):
+                cancelled.append(k)
+                C = _product_with_zeros(piece, R)
+            parts[k] = sorted_rows(C)
 
     in_threads(thread, len(parts))
     if len(parts) == 1:
         return parts[0]
-    data, indices = (np.concatenate([getattr(C, name) for C in parts]) for name in ("data", "indices"))
+    data, indices = (_joined([getattr(C, name) for C in parts]) for name in ("data", "indices"))
     indptr = building.starts(np, np.concatenate([np.diff(C.indptr) for C in parts]), index_dtype(data.size))
     return scipy.sparse.csr_array((data, indices, indptr), shape=(S.shape[0], parts[0].shape[1]))
+
+
+def _is_whole(C: Csr) -> bool:
+    """Whether SciPy dropped no zeros of this product: it allocates all entries before it drops some."""
+    return C.data.base is not None and C.data.base.size == C.nnz
+
+
+def _product_with_zeros(S: Csr, R: Csr) -> Csr:
+    """S @ R with the sums that cancel, which SciPy keeps in complex numbers whose imaginary parts do not cancel."""
+    if np.result_type(S.data, R.data).kind == "f":
+        imaginary = np.random.default_rng(0).uniform(1, 2, S.nnz).astype(S.dtype)
+        C = with_data(S, S.data + 1j * imaginary) @ R
+        if _is_whole(C):
+            return with_data(C, C.data.real)
+    return _with_zeros(S @ R, operator.matmul, S, R)
+
+
+def _joined(parts: list[np.ndarray]) -> np.ndarray:
+    whole = building.empty_aligned((sum(a.size for a in parts),), parts[0].dtype)
+    return np.concatenate(parts, out=whole)
 
 
 def _rows(S: Csr, begin: int, end: int) -> Csr:
@@ -242,11 +272,9 @@ def _rows(S: Csr, begin: int, end: int) -> Csr:
     return scipy.sparse.csr_array((S.data[here], S.indices[here], ptr - ptr[0]), shape=(end - begin, S.shape[1]))
 
 
-def _combined_rows(f: Any, places: Any, S: Csr, R: Csr) -> Csr:
-    C = sorted_rows(f(S, R))
-    # SciPy allocates a product before it drops zeros.
-    if places is operator.matmul and C.data.base is not None and C.data.base.size == C.nnz:
-        return C
+def _with_zeros(C: Csr, places: Any, S: Csr, R: Csr) -> Csr:
+    """C in canonical order, with zeros where `places` has entries and C has none."""
+    C = sorted_rows(C)
     ones = (scipy.sparse.csr_array((np.ones(M.nnz, bool), M.indices, M.indptr), shape=M.shape) for M in (S, R))
     whole = places(*ones)
     if whole.nnz == C.nnz:

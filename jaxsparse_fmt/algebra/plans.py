@@ -24,7 +24,7 @@ from jax.core import Tracer
 from jaxsparse_fmt._dtypes import index_dtype, scipy_dtype
 from jaxsparse_fmt._pytrees import pytree
 from jaxsparse_fmt._tracing import concrete, standard_promotion
-from jaxsparse_fmt._types import Array, Csr
+from jaxsparse_fmt._types import Array, Csr, CsrArrays
 from jaxsparse_fmt.algebra import by_cupy, on_device, patterns
 from jaxsparse_fmt.core import form
 from jaxsparse_fmt.core.entry_index import take
@@ -354,8 +354,15 @@ def _result(S: Csr, format: str | None, *operands: Any, dtype: Any = None) -> Sp
 
 
 def made(S: Csr, format: str | None, *operands: Any) -> SparseMatrix:
-    """The matrix of S with its values, in the common dtype of the operands."""
-    return _result(S, format, *operands, dtype=jnp.result_type(*(A.dtype for A in operands)))
+    """The matrix of S, whose arrays nobody changes, with its values, in the common dtype of the operands."""
+    format = format or patterns.format_of(*operands)
+    dtype = jnp.result_type(*(A.dtype for A in operands))
+    if format == "csr" and building.namespace(S.data) is np:  # which would copy the arrays, were they a user's
+        host = [S.data.astype(dtype, copy=False), S.indices, S.indptr.astype(index_dtype(S.nnz), copy=False)]
+        with concrete():
+            data, indices, indptr = building.on_device(host)
+        S = CsrArrays(data, indices, indptr, S.shape)
+    return _result(S, format, *operands, dtype=dtype)
 
 
 def listed_sums(col_idx: Any, row_ptr: Any, shape: tuple[int, int], backend: str) -> CSR:

@@ -236,13 +236,18 @@ def test_slices_sums_and_products_of_new_sizes_compile_nothing_on_a_cpu(format, 
     assert compiled() == before
 
 
-@pytest.mark.parametrize("pieces", [1, 3, 50])
-def test_are_sums_and_products_by_pieces_of_rows_whole_with_entries_that_cancel(pieces, monkeypatch):
+@pytest.mark.parametrize("pieces, kind", [(1, "real"), (3, "real"), (50, "real"), (3, "stored zeros"), (3, "complex")])
+def test_are_sums_and_products_by_pieces_of_rows_whole_with_entries_that_cancel(pieces, kind, monkeypatch):
     monkeypatch.setattr(patterns, "PIECE", 1)
-    monkeypatch.setattr(patterns, "CORES", pieces)
+    monkeypatch.setattr(patterns, "PIECES", pieces)
     S, R = (sp.csr_array(np.sign(M.toarray() - 0.5 * (M.toarray() > 0))) for M in (random(40, 40) for _ in range(2)))
+    if kind == "complex":
+        S = S * 1j
     A, B = (jsf.from_scipy(M, "csr") for M in (S, R))
     ones = abs(S), abs(R)
+    if kind == "stored zeros":
+        R.data[::3] = 0
+        B = B.with_data(R.data)
     for got, wanted, pattern in [
         (A @ B, S @ R, ones[0] @ ones[1]),
         (A - A, S - S, ones[0]),
