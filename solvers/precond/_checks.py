@@ -21,8 +21,8 @@ def square(A: Any, maker: str) -> int:
     shape = getattr(A, "shape", None)
     if shape is None and callable(A):
         raise ValueError(
-            f"{maker} needs a square matrix; got {type(A).__name__}, which has no entries to read. A Krylov method takes "
-            "a function v -> A·v, and M=1/d if you know its diagonal d"
+            f"{maker} needs a square matrix; got {type(A).__name__}, which has no entries to read. A Krylov method "
+            "takes a function v -> A·v, and M=1/d if you know its diagonal d"
         )
     if shape is None or len(shape) != 2 or shape[0] != shape[1]:
         cure = f". Pass M={maker}(A), not M={maker}" if shape is not None and len(shape) == 1 else ""

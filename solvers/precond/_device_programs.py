@@ -29,13 +29,13 @@ class Known(NamedTuple):
     diagonal: Array  # [n]
     inverse: Array  # [n] of the diagonal
     sums: Array  # [n] of the absolute values in each row
-    unit: Array  # [n] size of the sums behind the diagonal
+    unit: Array  # [n] sum of the absolute values that add up to each diagonal entry
     numbers: Array
 
 
 class Found(NamedTuple):
     terms: tuple[Array, Array]  # keys and values of P's entries, as of `multiplied`
-    below: Array  # [n] lengths of the parts of the near-null vector, in the first `count`
+    below: Array  # [n] norm of the near-null vector on each aggregate, in the first `count`
     numbers: Array
 
 
@@ -44,26 +44,19 @@ def csr(arrays: Any, shape: tuple[int, int]) -> Any:
 
 
 def _live(A: Any) -> Array:
-    """Which entries are none of padding."""
+    """Which entries are not padding."""
     return lax.iota(np.int32, A.nnz) < A.csr_arrays().indptr[-1]
 
 
 def _pointers(A: Any) -> Array:
-    """A's row pointers, out of its room for the empty rows at the end: atomics would count these at one place."""
+    """A's row pointers, those of the empty rows at the end out of range, where atomics would meet at one place."""
     ptr = A.csr_arrays().indptr
     return jnp.where(ptr < ptr[-1], ptr, A.nnz)
 
 
-def _diagonal(A: Any, row: Array) -> tuple[Array, Array]:
-    """The diagonal, and which entries are on it."""
-    data, col, _ = A.csr_arrays()
-    own = (row == col) & _live(A)
-    return put("set", jnp.zeros(A.shape[0]), row, data, own, unique_indices=True), own
-
-
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def padded(n: int, nnz: int, A: Any, near: Array | None, *others: Array) -> tuple[Any, ...]:
-    """A and vectors in rooms of n rows and nnz entries; `near`, of ones if None, is padded by its first number."""
+    """A and vectors padded to n rows and nnz entries; `near`, of ones if None, is padded by its first entry."""
 
     def fitted(a: Array, size: int, fill: Any = 0) -> Array:
         return jnp.pad(a[:size], (0, max(size - a.shape[0], 0)), constant_values=fill)
@@ -89,16 +82,18 @@ def trimmed(n: int, count: int, nnz: int, inside: int, A: Any, R: Any, P: Any, i
 
 @jax.jit
 def measured(A: Any, near: Array, unit: Array, n: Array) -> Known:
-    """The numbers: ‖D⁻¹A‖∞, whether some inverse is negative, the largest of A and of the inverse; whether A of n rows
-    is symmetric, has no zero on its diagonal, and all is finite; whether blocks of each of `BLOCKS` may be all of it;
-    α and β of Lanczos' process as in `_hierarchy.spectrum`.
+    """What decides on a level of n rows.
+
+    `numbers` holds ‖D⁻¹A‖∞; whether some inverse is negative; the largest absolute values of A and of the inverse;
+    whether A is symmetric and finite without a zero on its diagonal; whether A may consist of blocks of each of
+    `BLOCKS`; α and β of Lanczos' process as in `_hierarchy.extremes`.
 
     Args:
-      unit: of zeros: the diagonal's own size.
+      unit: zeros stand for the absolute diagonal.
     """
     (data, col, ptr), size, live = A.csr_arrays(), A.shape[0], _live(A)
     row = expand_ptr(jnp, _pointers(A), A.nnz)
-    d, _ = _diagonal(A, row)
+    d = put("set", jnp.zeros(size), row, data, (row == col) & live, unique_indices=True)
     unit = jnp.where(jnp.any(unit > 0), unit, jnp.abs(d))
     regular = jnp.abs(d) > NULL * unit
     inverse = jnp.where(regular, 1 / jnp.where(regular, d, 1), 0)
@@ -133,7 +128,7 @@ def measured(A: Any, near: Array, unit: Array, n: Array) -> Known:
 
 
 def _stacked(*numbers: Array) -> Array:
-    """In one array, since a transfer to the host takes as long for one number."""
+    """In one array, since a transfer to the host takes as long for one scalar."""
     return jnp.stack([x.astype(np.float64) for x in numbers])
 
 
@@ -150,7 +145,7 @@ def is_blocks(A: Any, b: Array) -> Array:
 
 @jax.jit
 def aggregated(A: Any, known: Known, theta: Array) -> tuple[Array, Array]:
-    """The aggregate of each point, as of `aggregates`; how many there are, and the points left over that should not."""
+    """The aggregate of each point, as of `aggregates`; the number of them, and of coupled points that are in none."""
     (data, col, _), n = A.csr_arrays(), A.shape[0]
     row = expand_ptr(jnp, _pointers(A), A.nnz)
     agg, count = aggregates(row, col, _strong(A, row, known, theta), jnp.abs(data), n)
@@ -166,20 +161,21 @@ def _strong(A: Any, row: Array, known: Known, theta: Array) -> Array:
 
 @jax.jit
 def prolonged(A: Any, near: Array, known: Known, agg: Array, count: Array, theta: Array, upper: Array) -> Found:
-    """P from aggregates; the numbers are those of `summed`."""
+    """P from aggregates; `numbers` are those of `summed`."""
     (data, col, _), n, live, inverse = A.csr_arrays(), A.shape[0], _live(A), known.inverse
     row, number = expand_ptr(jnp, _pointers(A), A.nnz), lax.iota(np.int32, n)
-    own = (row == col) & live
-    # A' is A itself where the near-null vector is not the same at all points.
-    kept = (_strong(A, row, known, theta) | own | jnp.any(near != near[0])) & live
+    diagonal = (row == col) & live
+    # A' is A itself unless the near-null vector is the same at all points.
+    kept = (_strong(A, row, known, theta) | diagonal | jnp.any(near != near[0])) & live
     weak = A.with_data(jnp.where(kept, 0, data)) @ jnp.ones(n)
     scale = DAMPING / upper * inverse
-    step = jnp.where(kept, -take(scale, row) * data, 0) + jnp.where(own, 1 - take(scale * weak, row), 0)
-    # The columns of T are the normalized parts of the near-null vector: those of an aggregate are added in their order.
-    at = jnp.where(agg >= 0, agg, n)
-    order = entry_index.sorted_by(at, number)
-    below = jnp.sqrt(csr((take(near, order) ** 2, order, row_pointers(take(at, order), n)), (n, n)) @ jnp.ones(n))
-    values = near / jnp.where(below > 0, below, 1)[jnp.minimum(at, n - 1)]
+    step = jnp.where(kept, -take(scale, row) * data, 0) + jnp.where(diagonal, 1 - take(scale * weak, row), 0)
+    # The columns of T are the normalized parts of the near-null vector, whose squares are added in the points' order.
+    column = jnp.where(agg >= 0, agg, n)
+    order = entry_index.sorted_by(column, number)
+    ptr = row_pointers(take(column, order), n)
+    below = jnp.sqrt(csr((take(near, order) ** 2, order, ptr), (n, n)) @ jnp.ones(n))
+    values = near / take(jnp.where(below > 0, below, 1), jnp.minimum(column, n - 1))
     inside = kept & (take(agg, col) >= 0)
     key, terms, found = summed(inside, row, take(agg, col), step * take(values, col), (n, n), A)
     return Found((key, terms), jnp.where(number < count, below, below[0]), found)
@@ -194,11 +190,11 @@ def aggregates(
 ) -> tuple[Array, Array]:
     """The aggregate of each point, -1 without strong neighbours, and the number of aggregates.
 
-    A root forms an aggregate with its strong neighbours. Roots are those points, of all with strong neighbours and by
-    falling priority, that share no neighbour with a root before: a maximal independent set of distance two. A second
+    A root forms an aggregate with its strong neighbours. Points with strong neighbours become roots by falling
+    priority, unless they share a neighbour with an earlier root: a maximal independent set of distance two. A second
     such set among the points left over, of those with `SECOND` neighbours there, keeps aggregates as small as a greedy
-    pass in the order of a grid (Kelley and Rajamanickam 2022). The rest joins the neighbour with the strongest
-    coupling, the first of equal ones.
+    pass in the order of a grid (Kelley and Rajamanickam 2022). Each remaining point joins the neighbour with the
+    strongest coupling, the first of equal ones.
     """
     number, priority = lax.iota(np.int32, n), _priorities(lax.iota(np.uint32, n))
 
@@ -206,14 +202,14 @@ def aggregates(
         """A maximal set of eligible points of which no two share a neighbour, where each is its own neighbour too."""
 
         def step(key: Array) -> Array:  # 0 for points that are out, `ROOT` for those that are in
-            own = take(key, row)
-            nearest = put("max", key, col, own, inside & (own > 0))
-            found = put("max", nearest, row, take(nearest, col), inside & (own > 0) & (own < ROOT))
+            of_row = take(key, row)  # each entry that is left out saves an atomic
+            nearest = put("max", key, col, of_row, inside & (of_row > 0))
+            found = put("max", nearest, row, take(nearest, col), inside & (of_row > 0) & (of_row < ROOT))
             decided = jnp.where(found == ROOT, 0, jnp.where(found == key, ROOT, key))
             return jnp.where((key > 0) & (key < ROOT), decided, key)
 
-        open_ = lambda key: jnp.any((key > 0) & (key < ROOT))  # noqa: E731
-        return lax.while_loop(open_, step, jnp.where(eligible, priority, 0)) == ROOT
+        start = jnp.where(eligible, priority, 0)
+        return lax.while_loop(lambda key: jnp.any((key > 0) & (key < ROOT)), step, start) == ROOT
 
     def covered(root_of: Array, least: Array) -> tuple[Array, None]:
         inside = strong & take(root_of < 0, row) & take(root_of < 0, col)
@@ -250,13 +246,13 @@ def multiplied(A: Any, B: Any, then: Any, room: int) -> tuple[Array, Array, Arra
 def summed(
     inside: Array, row: Array, col: Array, terms: Array, shape: tuple[int, int], then: Any
 ) -> tuple[Array, Array, Array]:
-    """Keys of the entries that the terms `inside` add up to, with the terms in their order; other terms come last.
+    """Rising keys of the entries that the terms `inside` add up to, and the terms in that order, others last.
 
-    And two numbers: of these entries, and of the products of two entries in then.T @ them.
+    And the number of these entries, and that of the products of two entries in then.T @ them.
     """
-    row, terms, of = jnp.where(inside, row, shape[0]), jnp.where(inside, terms, 0), (shape[0] + 1, shape[1])
-    key, terms, _ = on_device.sorted_keys(row, jnp.where(inside, col, 0), of, beside=terms)
-    row = on_device.coordinates(key, of)[0]
+    row, terms, padded = jnp.where(inside, row, shape[0]), jnp.where(inside, terms, 0), (shape[0] + 1, shape[1])
+    key, terms, _ = on_device.sorted_keys(row, jnp.where(inside, col, 0), padded, beside=terms)
+    row = on_device.coordinates(key, padded)[0]
     new, lengths = on_device.flags(key) & (row < shape[0]), jnp.diff(then.csr_arrays().indptr)
     uses = jnp.where(new, take(lengths, jnp.minimum(row, shape[0] - 1)), 0)
     return key, terms, jnp.stack([jnp.sum(new, dtype=np.float64), jnp.sum(uses, dtype=np.float64)])
@@ -265,12 +261,12 @@ def summed(
 @functools.partial(jax.jit, static_argnums=(2, 3, 4))
 def compressed(key: Array, terms: Array, n_cols: int, shape: tuple[int, int], room: int) -> Any:
     """The matrix of `summed`, whose keys are those of `n_cols` columns."""
-    rows, of, end = shape[0], (shape[0] + 1, n_cols), key.shape[0]
-    live = on_device.coordinates(key, of)[0] < rows
+    rows, padded, end = shape[0], (shape[0] + 1, n_cols), key.shape[0]
+    live = on_device.coordinates(key, padded)[0] < rows
     new, ends = on_device.flags(key) & live, jnp.sum(live, dtype=np.int32)
     number = jnp.cumsum(new, dtype=np.int32) - 1
     first = put("set", jnp.full(room + 1, ends), number, lax.iota(np.int32, end), new, unique_indices=True)
-    row, col = on_device.coordinates(take(key, jnp.minimum(first[:-1], end - 1)), of)
+    row, col = on_device.coordinates(take(key, jnp.minimum(first[:-1], end - 1)), padded)
     ptr = row_pointers(jnp.where(first[:-1] < ends, row, rows), rows)
     values = csr((terms, jnp.zeros(end, np.int32), first), (room, 1)) @ jnp.ones(1)
     return csr((values, col, ptr), shape)
@@ -278,8 +274,8 @@ def compressed(key: Array, terms: Array, n_cols: int, shape: tuple[int, int], ro
 
 @jax.jit
 def transposed(P: Any, below: Array, unit: Array) -> tuple[Any, Array, Array]:
-    """R = Pᵀ; the near-null vector of R·A·P, and the sizes of the sums behind its diagonal."""
+    """R = Pᵀ; the near-null vector of R·A·P, and its `Known.unit`."""
     (data, col, _), m = P.csr_arrays(), P.shape[1]
-    turned, _ = entry_index.transposed(CsrArrays(data, jnp.where(_live(P), col, m), _pointers(P), P.shape))
-    R = csr(turned, P.shape[::-1])
+    columns, _ = entry_index.transposed(CsrArrays(data, jnp.where(_live(P), col, m), _pointers(P), P.shape))
+    R = csr(columns, P.shape[::-1])
     return R, below[:m], R.with_data(R.data**2) @ unit

@@ -3,18 +3,18 @@
 On each level (Vaněk, Mandel and Brezina 1996, §5):
 
     |a[i, j]| ≥ θ·√(a[i, i]·a[j, j])    i and j are coupled strongly; θ = 0.08 on the finest level, then a quarter;
-                                        larger where the next level would have far more entries, smaller
-                                        where most points would have no strong coupling, though their
-                                        couplings sum up to more than half the diagonal
+                                        larger if the next level would have far more entries, smaller if most
+                                        points had no strong coupling, though their couplings sum up to more
+                                        than half the diagonal
     aggregates                          points with their strong neighbours
     B = T·B'                            QR of the near-null space on each aggregate; B' is that of the next level
     P = (I − ω/λ·D⁻¹·A')·T              λ ≈ the largest eigenvalue of D⁻¹A; A' is A, its weak couplings on the diagonal
     R·A·P                               the matrix of the next level, R = Pᵀ
 
-A' is A itself where B is not the same at all points, as a rule on coarser levels, since A'·B would differ from A·B. The
-paper divides by the diagonal of A', which is zero where weak couplings sum up to it; D is that of A. A point without
-strong neighbours is in no aggregate: the smoother alone treats it. For an unsymmetric A, R is the transpose of the
-prolongation of Aᵀ (Sala and Tuminaro 2008).
+A' is A itself unless B is the same at all points, since A'·B would differ from A·B; coarse levels rarely have such a B.
+The paper divides by the diagonal of A', which is zero if weak couplings sum up to it; D is the diagonal of A. A point
+without strong neighbours is in no aggregate: the smoother alone treats it. For an unsymmetric A, R is the transpose of
+the prolongation of Aᵀ (Sala and Tuminaro 2008).
 
 The result consists of SciPy's matrices and NumPy's arrays; `multigrid` stores them in formats for the device.
 """
@@ -37,9 +37,9 @@ Matrix = Any  # scipy.sparse; SciPy ships no types
 DEGREE, FRACTION = 2, 0.15
 # The paper halves θ from level to level; with a quarter 7-point Poisson has 5% fewer entries and as many iterations.
 WEAKER = 0.25
-# Where the next level would have more than DENSEST times the blocks of this one, as in graphs of short diameter, θ is
-# multiplied by STRICTER until it has not: on a power-law graph of 19,467 nodes all levels then have 1.06 times
-# the entries of A.
+# If the next level would have more than DENSEST times the blocks of this one, as in graphs of short diameter, θ is
+# multiplied by STRICTER, as often as needed: all levels of a power-law graph of 19,467 nodes then have 1.06 times the
+# entries of A.
 DENSEST, STRICTER = 2, 3
 # ω. With the usual 4/3 the iterations grow twice as fast from 10⁵ to 10⁶ unknowns of 7-point Poisson; elsewhere they
 # are the same.
@@ -57,10 +57,10 @@ class Hierarchy(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Levels that are made already, and what is known of the matrix that comes below them."""
+    """Levels that are made already, and what is known of the matrix below them."""
 
     levels: list[Any]
-    unit: np.ndarray  # [n] size of the sums behind the diagonal
+    unit: np.ndarray  # [n] sum of the absolute values that add up to each diagonal entry
     definite: bool
     hermitian: bool = True
 
@@ -104,10 +104,10 @@ class Aggregation:
 
 
 def aggregated(A: Matrix, theta: float, weaker: bool = True) -> tuple[np.ndarray, np.ndarray, int, float]:
-    """The strong couplings of a graph of points, the aggregates and their number, and the theta behind them.
+    """The strong couplings of a graph of points, the aggregates and their number, and their theta.
 
     Args:
-      weaker: theta may be quartered until `left_over` tells no more.
+      weaker: theta may be quartered until `left_over` is false.
     """
     while True:
         strong = aggregation.strength(A, theta)
@@ -122,10 +122,10 @@ class Given:
 
     def __init__(self, levels: Any):
         self.levels: list[Any] = list(levels) if isinstance(levels, Iterable) else [None]
-        names = [("A", "R", "P")] * (len(self.levels) - 1) + [("A",)] * (len(self.levels) > 0)
-        for level, needed in zip(self.levels, names, strict=True):
-            if missing := [name for name in needed if not hasattr(level, name)]:
-                raise TypeError(f"levels must have A, R and P; {type(level).__name__} has no {missing[0]}")
+        for k, level in enumerate(self.levels):
+            for name in "ARP" if k + 1 < len(self.levels) else "A":
+                if not hasattr(level, name):
+                    raise TypeError(f"levels must have A, R and P; {type(level).__name__} has no {name}")
 
     def ends(self, A: Matrix) -> bool:
         return len(self.levels) <= 1
@@ -155,7 +155,7 @@ def build(
     A, levels, (_, unit, definite, hermitian) = S, [*start.levels], start
     while len(levels) < MAX_LEVELS - 1 and not coarsening.ends(A):
         inverse = inverse_diagonal(A, unit, hermitian)
-        upper, lowest = spectrum(A, inverse, hermitian)
+        upper, lowest = extremes(A, inverse, hermitian)
         definite = definite and bool(np.min(inverse) >= 0) and lowest >= -ROUNDING * upper
         R, P, below = coarsening(A, DAMPING / upper * inverse, hermitian)
         given = isinstance(coarsening, Given)
@@ -190,13 +190,12 @@ def _sorted(A: Matrix) -> Matrix:
 
 def inverse_diagonal(
     A: Matrix,
-    unit: np.ndarray,  # [n] size of the sums behind A's diagonal
+    unit: np.ndarray,  # [n] as in `Start`
     hermitian: bool,
 ) -> np.ndarray:  # [n]
-    """1 / A's diagonal.
+    """1 / A's diagonal, or zero where a column of B vanished or A annihilates it: no smoother changes such an unknown.
 
-    A zero on the diagonal of a coarse matrix, or rounding in place of one, belongs to a column of B that vanished there
-    or that A annihilates. Its inverse is set to zero, and the smoother does not change that unknown.
+    The diagonal of a coarse matrix is zero or rounding there.
     """
     diagonal = A.diagonal()
     diagonal = diagonal.real if hermitian else diagonal
@@ -204,21 +203,21 @@ def inverse_diagonal(
 
 
 def recurrence(degree: int, upper: float) -> np.ndarray:
-    """[degree, 2] numbers (a, c) of z ← a·z + c·D⁻¹·r, x ← x + z for eigenvalues of D⁻¹A up to `upper`."""
+    """[degree, 2], a and c of z ← a·z + c·D⁻¹·r, x ← x + z for eigenvalues of D⁻¹A up to `upper`."""
     middle, half = (1 + FRACTION) / 2, (1 - FRACTION) / 2
     rows, rho = [(0.0, 1 / middle)], half / middle
     for _ in range(degree - 1):
-        rho, *numbers = chebyshev_step(rho, middle, half)
-        rows.append(tuple(numbers))
+        rho, a, c = chebyshev_step(rho, middle, half)
+        rows.append((a, c))
     return np.array(rows) / (1, upper)
 
 
-def spectrum(A: Matrix, inverse_diagonal: np.ndarray, hermitian: bool) -> tuple[float, float]:
-    """A bound of the largest real part of an eigenvalue of D⁻¹A, and the least Ritz value.
+def extremes(A: Matrix, inverse_diagonal: np.ndarray, hermitian: bool) -> tuple[float, float]:
+    """A bound of the real parts of D⁻¹A's eigenvalues, and the least Ritz value; in float64 whatever JAX computes in.
 
     The bound is the smaller of ‖D⁻¹A‖∞, which is a sure bound, and 1.1 times the largest Ritz value of 8 Lanczos steps
     on the Hermitian part of |D|^½·D⁻¹A·|D|^-½, which is close (Adams et al. 2003 scale such an estimate by 1.1 too).
-    Where the inverse diagonal is zero, as where A annihilates B, the bound is 1. In float64 whatever JAX computes in.
+    It is 1 if the whole inverse diagonal is zero, since A annihilates B.
     """
     if not np.any(inverse_diagonal):
         return 1.0, 0.0
@@ -263,13 +262,13 @@ def check_coarsest(rows: int, levels: int) -> None:
 
 def coarse_inverse(
     A: Matrix,
-    unit: np.ndarray,  # [m] size of the sums behind the diagonal
+    unit: np.ndarray,  # [m] as in `Start`
     hermitian: bool,
 ) -> tuple[np.ndarray, bool]:
     """A generalized inverse [m, m] of the coarsest matrix, and whether it is positive semidefinite up to rounding.
 
-    Only rounding makes a singular matrix regular: in a pure Neumann problem the constant leaves 1e-16 of the sums
-    behind it; in a regular matrix the reciprocal of a condition number remains.
+    Rounding makes a singular matrix regular. In a pure Neumann problem A·1 is 1e-16 of the sums of absolute values; in
+    a regular matrix the least such ratio is the reciprocal of a condition number.
     """
     scale = np.divide(1, np.sqrt(unit), out=np.zeros_like(unit), where=unit > 0)
     dense = scale[:, None] * A.toarray() * scale

@@ -7,13 +7,13 @@ from jax import Array
 from solvers.core.vectors import matmul
 
 LARGEST = 4000  # rows: 128 MB in float64
-NULL = 1e-12  # of the sums of absolute values behind an entry: smaller entries are rounding and count as zero
+NULL = 1e-12  # of the sum of the absolute values that add up to an entry: smaller entries count as zero
 ROUNDING = 10  # times eps: the least NULL in a narrow type
 
 
 def generalized_inverse(
     A: Array,  # [m, m]
-    unit: Array,  # [m] size of the sums behind the diagonal
+    unit: Array,  # [m] sum of the absolute values that add up to each diagonal entry
 ) -> Array:
     """As `_hierarchy.coarse_inverse`, for a Hermitian A."""
     scale = jnp.where(unit > 0, 1 / jnp.sqrt(jnp.where(unit > 0, unit, 1)), 0)

@@ -1,7 +1,7 @@
 """Algebraic multigrid: a cycle as an operator, by smoothed aggregation (Vaněk, Mandel and Brezina 1996).
 
-The host sets the hierarchy up (`_hierarchy`), but the large levels of a matrix on an accelerator are set up there
-(`_device_hierarchy`). Every cycle runs on the device (`_cycles`), in a number of operations that sizes alone decide.
+The host sets the hierarchy up (`_hierarchy`), but an accelerator sets up the large levels of a matrix that lies there
+(`_device_hierarchy`). Every cycle runs on the device (`_cycles`); sizes alone decide the number of its operations.
 
 The smoother is Chebyshev's polynomial in D⁻¹A for the upper part of the spectrum (Adams, Brezina, Hu and Tuminaro 2003,
 Parallel multigrid smoothing: polynomial versus Gauss–Seidel). It is self-adjoint in the inner product of D, so the same
@@ -45,7 +45,7 @@ from solvers.precond._cycles import Level, cycled
 CHECKED = 6  # cycles whose growth warns
 MAX_COARSE = 500
 BYTES = 60  # of the host, for each entry of A, while the set-up runs
-LONG = 8  # times the mean: rows that csr's product waits for
+LONG = 8  # times the mean: longer rows delay csr's product
 
 
 @exportable
@@ -77,7 +77,7 @@ class Multigrid:
 
     @property
     def dtype(self) -> np.dtype:
-        """The dtype of the stored numbers. The vectors of the cycle have this dtype too, but at least 32 bits."""
+        """The dtype of the stored entries. The vectors of the cycle have this dtype too, but at least 32 bits."""
         return self.coarse_inverse.dtype
 
     @property
@@ -166,42 +166,41 @@ def multigrid(
 ) -> Multigrid:
     """Algebraic multigrid as a preconditioner, set up in float64.
 
-    The host does it or, for the large levels of a real symmetric A with one unknown a point, one near-null vector and
-    more than four million entries, the accelerator where A lies: the first set-up waits three seconds or more for XLA
-    to compile programs, which later matrices of similar sizes share.
+    The host sets it up. If A lies on an accelerator, is real and symmetric, has one unknown a point, one near-null
+    vector and more than four million entries, the accelerator sets up the large levels. The first such set-up waits two
+    seconds or more for XLA to compile programs, which later matrices of similar sizes share.
 
     The method is made for symmetric positive definite matrices of elliptic equations; it also works for singular ones
-    and for convection with diffusion. The symmetry of A is detected. While A changes little, M may stay as it is.
+    and for convection with diffusion. It detects the symmetry of A. While A changes little, M may stay as it is.
 
     Args:
-      A: [n, n] matrix of jaxsparse_fmt or scipy.sparse. The unknowns of a point are numbered together; the blocks of a
-        BSR matrix say how many there are, else dense blocks are looked for: a system whose blocks have holes comes as
-        BSR, `S.tobsr((b, b))`. If A is sharded, each process gathers it on its host and sets up all levels there; each
-        device gets its rows of them. The finest level keeps the format of a jaxsparse matrix, unless that format sorts
-        rows, and shares its arrays if the dtype is the same.
+      A: [n, n] matrix of jaxsparse_fmt or scipy.sparse. The unknowns of a point are numbered together. A BSR matrix
+        has one block for them; of another matrix the largest dense blocks are taken, so pass a system whose blocks have
+        holes as BSR, `S.tobsr((b, b))`. If A is sharded, each process gathers it on its host and sets up all levels
+        there; each device gets its rows of them. The finest level keeps the format of a jaxsparse matrix, unless that
+        format sorts rows, and shares its arrays if the dtype is the same.
       B: [n, k], the near-null space: columns that A maps almost to zero, except at boundaries. In elasticity
         `gallery.rigid_body_modes(points)`. None takes a constant for each unknown of a point.
       cycle: "V" or "W".
       degree: of the smoother, Chebyshev's polynomial in D⁻¹A.
-      theta: a[i, j] is a strong coupling where |a[i, j]| ≥ theta·√(a[i, i]·a[j, j]), on the finest level; the next
-        level takes a quarter of it. Larger values follow stronger anisotropy and coarsen less. Where the next level
-        would have more than twice as many blocks, as in many graphs, theta is multiplied by 3 until it has not; where
-        most points would have no strong coupling, though their couplings sum up to more than half their diagonal, as
-        with elements on cubes, it is quartered until they have. Neither for theta=0.
-      dtype: of the numbers stored and the vectors inside the cycle: "float32" under a float64 solver moves about half
+      theta: a[i, j] is a strong coupling if |a[i, j]| ≥ theta·√(a[i, i]·a[j, j]), on the finest level; the next level
+        takes a quarter of theta. Larger values follow stronger anisotropy and coarsen less. theta is multiplied by 3
+        while the next level would have more than twice as many blocks, as in many graphs. It is quartered while most
+        points have no strong coupling, though their couplings sum up to more than half their diagonal, as with elements
+        on cubes. theta=0 stays.
+      dtype: of the stored entries and the vectors inside the cycle: "float32" under a float64 solver moves about half
         the bytes. None takes A's.
       max_coarse: rows up to which a level is inverted densely instead of coarsened. None takes 500;
         for an A of more rows min(500, max(50, √(A.nnz / 10))).
 
     Raises:
       TypeError: A is not a sparse matrix, or is traced.
-      ValueError: A is empty, not square, has a zero on its diagonal or a number that is not finite; an argument out of
+      ValueError: A is empty, not square, has a zero on its diagonal or an entry that is not finite; an argument out of
         range; a hierarchy that stops coarsening too early or that `dtype` cannot hold.
 
     Warns:
-      RuntimeWarning: the cycle diverges, found by a power iteration on I − M·A. A hierarchy of a matrix that is
-        Hermitian and, as far as the set-up saw, positive semidefinite is not examined: its V-cycle converges in
-        the norm of A.
+      RuntimeWarning: the cycle diverges, found by a power iteration on I − M·A. A Hermitian matrix that looked positive
+        semidefinite in the set-up is not examined: its V-cycle converges in the norm of A.
 
     Examples:
       >>> M = js.precond.multigrid(A, max_coarse=4)
@@ -257,7 +256,7 @@ def multigrid(
 
 
 def _level(A: Any, made: _device_hierarchy.Made, degree: int, dtype: Any, k: int) -> Level:
-    """Level k, in its formats, of what the accelerator made."""
+    """Level k in its formats, from what the accelerator made."""
     S, R, P, inverse = made.arrays()
     step = Level(S, R, P, inverse, _hierarchy.recurrence(degree, made.upper))
     _check_fits(made.largest, dtype, k)
@@ -271,10 +270,10 @@ def multigrid_from(
     """Multigrid with levels made elsewhere: the smoother, the cycle and the rest are those of `multigrid`.
 
     Args:
-      levels: a solver of PyAMG, such as `pyamg.ruge_stuben_solver(S)`, or another object whose `levels` have A, R and
-        P, or these levels.
-      A: the finest matrix where a matrix of jaxsparse_fmt has it already, whose arrays the finest level then shares;
-        None takes that of the first level.
+      levels: a solver of PyAMG, such as `pyamg.ruge_stuben_solver(S)`, another object whose `levels` have A, R and P,
+        or these levels.
+      A: the finest matrix as a matrix of jaxsparse_fmt, whose arrays the finest level then shares; None takes that of
+        the first level.
       cycle, degree, dtype: as in `multigrid`, which has the errors and warnings, too.
 
     Examples:
@@ -299,7 +298,7 @@ def _stored(A: Any, dtype: Any) -> Any:
 
 
 def _shared(A: Any) -> Any:
-    """The user's matrix where it serves as the finest level, else None."""
+    """The user's matrix if it serves as the finest level, else None."""
     return A if isinstance(A, SparseMatrix) and A.basis.perm is None else None
 
 
@@ -363,7 +362,7 @@ def _grown(M: Multigrid) -> Array:
 
 
 def _check_fits(largest: tuple[float, float], dtype: Any, k: int) -> None:
-    """Refuses level k, whose matrix and inverse diagonal have numbers up to `largest`, if the dtype cannot hold it."""
+    """Refuses level k if the dtype cannot hold the `largest` values of its matrix and its inverse diagonal."""
     checks.fits(largest[0], dtype, f"level {k}")
     checks.fits(largest[1], dtype, f"the inverse diagonal of level {k}")
 
@@ -372,7 +371,7 @@ def _on_device(step: Level, given: Any, dtype: Any, k: int) -> Level:
     """A level on the device, from one with matrices of SciPy, or with CSR on the device.
 
     Args:
-      given: the user's matrix at the finest level where that serves, else None.
+      given: the user's matrix if it serves as this level, else None.
     """
     wide = jnp.promote_types(dtype, jnp.float32)
 
@@ -392,7 +391,7 @@ def _on_device(step: Level, given: Any, dtype: Any, k: int) -> Level:
 
 
 def _format(S: Any) -> str:
-    """csr where its product is about as fast as any: no blocks, no long rows. A choice would compile for seconds."""
+    """csr if its product is about as fast as any: no blocks, no long rows. A choice would take longer."""
     if jax.default_backend() == "cpu":
         return "csr"
     lengths = np.diff(np.asarray((S.csr_arrays() if isinstance(S, SparseMatrix) else S).indptr))

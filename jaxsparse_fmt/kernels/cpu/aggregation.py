@@ -29,9 +29,12 @@ def points(A: Matrix, b: int) -> Matrix:
 def strength(A: Matrix, theta: float) -> np.ndarray:
     """Whether each coupling of two points is strong [blocks]; that of a point with itself is."""
     size, row = _sizes(A), _rows(A)
-    own, root = row == A.indices, np.zeros(A.indptr.size - 1)
-    root[row[own]] = np.sqrt(size[own])
-    strong = lambda size, row, col: ((row == col) | (size >= theta * root[row] * root[col]),)  # noqa: E731
+    diagonal, root = row == A.indices, np.zeros(A.indptr.size - 1)
+    root[row[diagonal]] = np.sqrt(size[diagonal])
+
+    def strong(size: np.ndarray, row: np.ndarray, col: np.ndarray) -> tuple[np.ndarray]:
+        return ((row == col) | (size >= theta * root[row] * root[col]),)
+
     return in_pieces(strong, size, row, A.indices)[0]
 
 
@@ -121,8 +124,8 @@ def _multiplied(A: Matrix, *others: Matrix, most: float = np.inf) -> Any:
             if sum(col.size for _, col, _ in list(made.values())) > most:
                 return
             ptr, shape = A.indptr[begin : end + 1], ((end - begin) * A.blocksize[0], A.shape[1])
-            here = slice(ptr[0], ptr[-1])
-            product = scipy.sparse.bsr_array((A.data[here], A.indices[here], ptr - ptr[0]), shape=shape)
+            piece = slice(ptr[0], ptr[-1])
+            product = scipy.sparse.bsr_array((A.data[piece], A.indices[piece], ptr - ptr[0]), shape=shape)
             for S in others:
                 product = product @ S
             product.sort_indices()
