@@ -105,8 +105,8 @@ class ByRule(SparseMatrix):
         short = 0 < self.n_stored < LAUNCH.long_rows * self.shape[0]
         return spmv.parts(self._rule) if short and not isinstance(self.column, Delta) else 0
 
-    def _product_sums(self, values: Array, x: Array, beside: Any, what: Pass, backend: str) -> tuple[Array, ...]:
-        return spmv.product_sums(values, x, beside, self._arrays, what=what, rule=self._rule, backend=backend)
+    def _product_sums(self, values: Array, x: Array, others: Any, what: Pass, backend: str) -> tuple[Array, ...]:
+        return spmv.product_sums(values, x, others, self._arrays, what=what, rule=self._rule, backend=backend)
 
     def entries(self) -> tuple[Array, Array, Array, Array]:
         return *places_of(self, self._arrays, self._rule), self.values

@@ -28,8 +28,8 @@ from jaxsparse_fmt.models import traffic
 # Padding beyond this multiple of CSR's bytes is refused, unless the storage is small.
 MAX_PADDING, SMALL_CHANGE = 10, 64 * 2**20
 Format = TypeVar("Format", bound=SparseMatrix)
-# Entries with which the host is done before a device has compiled the programs for their sizes: in an operation of a few
-# programs, and in the choice of a format with its conversion, of a dozen.
+# Entries with which the host is done before a device has compiled programs for their sizes: the few of an operation,
+# and the dozen of the choice of a format with its conversion.
 FEW, FEW_TO_CHOOSE = 2**20, 2**24
 SOME = 32  # rows whose longest comes to the host, to tell that of more
 HELD = 6  # times the bytes of a matrix in CSR that a conversion on a device may hold
@@ -191,9 +191,9 @@ def _filled(xp: Any, csr: Csr, rows: Rows, arrays: Arrays, address: Address, n_s
     first = first if rows.perm is None else first[rows.perm]
 
     def stored(row: Any, j: Any) -> tuple[Any, Any]:
-        at = xp.minimum(row, lengths.shape[0] - 1)
-        live = (row < lengths.shape[0]) & (j < take(lengths, at))
-        place = xp.where(live, take(first, at) + j, 0)
+        within = xp.minimum(row, lengths.shape[0] - 1)
+        live = (row < lengths.shape[0]) & (j < take(lengths, within))
+        place = xp.where(live, take(first, within) + j, 0)
         values, columns = take(csr.data, place), take(csr.indices, place)
         return xp.where(live, values, 0).astype(dtype), xp.where(live, columns, csr.shape[1]).astype(np.int32)
 

@@ -219,10 +219,10 @@ def _dealt(xp: Any, csr: Csr, segments: Segments, n_tiles: int, shape: tuple[int
         by_lane = (k, lanes, depth)
         s = in_turn(xp, s.reshape(by_lane), row.reshape(by_lane)).reshape(s.shape)
         entry = inside & take(real, row)
-        at = xp.where(entry, take(source, row) + (s - take(start, row)), 0)
+        place = xp.where(entry, take(source, row) + (s - take(start, row)), 0)
         turned = lambda a: xp.swapaxes(a.reshape(by_lane), 1, 2).reshape(k, lanes * depth)  # noqa: E731
-        values = turned(xp.where(entry, take(csr.data, at), 0).astype(dtype))
-        col = turned(xp.where(entry, take(csr.indices, at), n_cols).astype(np.int32))
+        values = turned(xp.where(entry, take(csr.data, place), 0).astype(dtype))
+        col = turned(xp.where(entry, take(csr.indices, place), n_cols).astype(np.int32))
         last = turned(inside & (s + 1 == take(ptr, row + 1)))
         row, s, inside = row[:, ::depth], s[:, ::depth], inside[:, ::depth]
         goes_on = inside & (s > take(start, row))

@@ -76,9 +76,9 @@ class DIA(ByRule):
             return super().to_scipy()
         values, offsets, start = map(np.asarray, (self.values, self.offsets, self.start))
         by_column = np.zeros((offsets.size, n_cols), self.dtype)  # as SciPy stores them
-        for offset, out, at in zip(offsets, by_column, start, strict=True):
+        for offset, out, first_place in zip(offsets, by_column, start, strict=True):
             first, end = max(-offset, 0), min(n_rows, n_cols - offset)
-            out[first + offset : end + offset] = values[at + first : at + end]
+            out[first + offset : end + offset] = values[first_place + first : first_place + end]
         S = scipy.sparse.csr_array(scipy.sparse.dia_array((by_column, offsets), shape=self.shape))
         return S if S.nnz == self.nnz else super().to_scipy()  # SciPy leaves zeros out
 
@@ -234,11 +234,11 @@ def _placed(csr: Csr, offsets: Array, dtype: np.dtype, longest: int, has_holes: 
 
     def put(j: Array, arrays: tuple[Array, Array]) -> tuple[Array, Array]:
         values, present = arrays
-        at = jnp.minimum(csr.indptr[:-1] + j.astype(csr.indptr.dtype), csr.nnz - 1)
-        diagonal = (take(csr.indices, at) - row).astype(offsets.dtype)
+        entry = jnp.minimum(csr.indptr[:-1] + j.astype(csr.indptr.dtype), csr.nnz - 1)
+        diagonal = (take(csr.indices, entry) - row).astype(offsets.dtype)
         k = jnp.searchsorted(offsets, diagonal, method="scan_unrolled").astype(row.dtype)
         place = lax.optimization_barrier(jnp.where(j < lengths, k * n_rows + row, n_stored))
-        values = values.at[place].set(take(csr.data, at).astype(dtype), mode="drop", unique_indices=True)
+        values = values.at[place].set(take(csr.data, entry).astype(dtype), mode="drop", unique_indices=True)
         return values, present.at[place].set(True, mode="drop", unique_indices=True) if has_holes else present
 
     values, present = lax.fori_loop(0, longest, put, (jnp.zeros(n_stored, dtype), outside))
@@ -258,8 +258,8 @@ def _read(A: DIA) -> Array:
         return A.values
     n_rows, n_cols = A.shape
     row = jnp.arange(n_rows, dtype=A.start.dtype)[None, :]
-    at, col = A.start[:, None] + row, row + A.offsets[:, None]
-    read = jnp.where((col >= 0) & (col < n_cols), A.values.at[at].get(mode="clip"), 0)
+    place, col = A.start[:, None] + row, row + A.offsets[:, None]
+    read = jnp.where((col >= 0) & (col < n_cols), A.values.at[place].get(mode="clip"), 0)
     return read.reshape(-1).astype(A.dtype)  # of flags too
 
 
@@ -295,9 +295,9 @@ def _mirrored(values, pattern, n_rows: int, below, above, distance) -> Array:
 
     def equal(pair):
         b, a, d = pair
-        at = jnp.minimum(row + d.astype(row.dtype), n_rows - 1)
-        same = values[a] == take(values[b], at)
-        same = same if present is None else same & (present[a] == take(present[b], at))
+        place = jnp.minimum(row + d.astype(row.dtype), n_rows - 1)
+        same = values[a] == take(values[b], place)
+        same = same if present is None else same & (present[a] == take(present[b], place))
         return jnp.all(same | (row + d >= n_rows))
 
     return lax.map(equal, (below, above, distance))

@@ -47,12 +47,12 @@ def distinct(csr: Csr, perm: Any, group: int, column: Diagonal | Blocked) -> jax
         return jnp.zeros((0, n_groups), jnp.int32)
     # Most groups have at most one index more than their rows have entries; then the host checks once.
     first = min(-(-(csr.nnz // (max(csr.shape[0], 1) * column.unit) + 1) // STEPS), MOST_AT_ONCE)
-    at, left, found, steps, ahead = None, True, [], 0, first * STEPS
+    entry, left, found, steps, ahead = None, True, [], 0, first * STEPS
     while left:
         steps += ahead
         if steps > MOST_STEPS or steps * n_groups > max(4 * csr.nnz, 2**20):
             return None
-        at, left, indices = _merge(at, csr.indptr, csr.indices, perm, group, column, ahead)
+        entry, left, indices = _merge(entry, csr.indptr, csr.indices, perm, group, column, ahead)
         found.append(indices)
         ahead = STEPS
     return jnp.concatenate(found) if len(found) > 1 else found[0]
@@ -65,7 +65,7 @@ def counts(merged):
 
 
 @functools.partial(jax.jit, static_argnums=(4, 5, 6))
-def _merge(at, indptr, indices, perm, group, column, steps):
+def _merge(entry, indptr, indices, perm, group, column, steps):
     """The next `steps` indices of every group, from the entries `at` [n_groups, group]; None: from the first."""
     n = indptr.shape[0] - 1 if perm is None else perm.shape[0]
     n_groups = -(-n // group)
@@ -73,25 +73,25 @@ def _merge(at, indptr, indices, perm, group, column, steps):
     row = jnp.minimum(place, n - 1).astype(jnp.int32)
     row = row if perm is None else take(perm, row)
     end = jnp.where(place < n, take(indptr, row + 1), 0)
-    at = jnp.where(place < n, take(indptr, row), 0) if at is None else at
+    entry = jnp.where(place < n, take(indptr, row), 0) if entry is None else entry
 
     def index(entry):
         return column.index_of(row, take(indices, jnp.minimum(entry, indices.shape[0] - 1)))
 
     def step(state, _):
-        at, ahead = state
+        entry, ahead = state
         least = jnp.min(ahead, axis=1)
         hit = ahead == least[:, None]
-        at, more = at + (hit & (at < end)), column.unit - 1
+        entry, more = entry + (hit & (entry < end)), column.unit - 1
         if more:
-            with_it = prefix_length(jnp, lambda i: index(at + i) == ahead, jnp.minimum(end - at, more), more)
-            at += jnp.where(hit, with_it, 0)
-        ahead = jnp.where(hit, jnp.where(at < end, index(at), NONE), ahead)
-        return (at, ahead), least
+            with_it = prefix_length(jnp, lambda i: index(entry + i) == ahead, jnp.minimum(end - entry, more), more)
+            entry += jnp.where(hit, with_it, 0)
+        ahead = jnp.where(hit, jnp.where(entry < end, index(entry), NONE), ahead)
+        return (entry, ahead), least
 
-    state = at, jnp.where(at < end, index(at), NONE)
-    (at, _), found = lax.scan(step, state, None, length=steps, unroll=STEPS)
-    return at, jnp.any(at < end), found
+    state = entry, jnp.where(entry < end, index(entry), NONE)
+    (entry, _), found = lax.scan(step, state, None, length=steps, unroll=STEPS)
+    return entry, jnp.any(entry < end), found
 
 
 def prefix_length(xp: Any, holds: Callable[[Any], Any], count: Any, most: int) -> Any:

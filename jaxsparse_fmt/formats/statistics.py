@@ -105,8 +105,8 @@ def entries_of(csr: Csr, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.n
     """
     first, end = taken(csr.indptr, np.concatenate([rows, rows + 1])).reshape(2, -1)
     lengths = end - first
-    at = np.arange(lengths.sum()) + np.repeat(first - (np.cumsum(lengths) - lengths), lengths)
-    return first, lengths, taken(csr.indices, at)
+    entry = np.arange(lengths.sum()) + np.repeat(first - (np.cumsum(lengths) - lengths), lengths)
+    return first, lengths, taken(csr.indices, entry)
 
 
 def taken(a: Any, index: np.ndarray) -> np.ndarray:
@@ -157,11 +157,11 @@ def are_within(some: Sample, block: int, windows: int, span: int) -> bool:
     """
     stride = some.shape[1] + span
     key = np.unique(some.number // block * stride + some.col)
-    at = np.flatnonzero(np.diff(key // stride, prepend=-1))
-    end = np.append(at[1:], key.size)
+    begin = np.flatnonzero(np.diff(key // stride, prepend=-1))
+    end = np.append(begin[1:], key.size)
     for _ in range(windows):
-        at = np.minimum(np.searchsorted(key, key[np.minimum(at, key.size - 1)] + span), end)
-    return bool(np.all(at == end))
+        begin = np.minimum(np.searchsorted(key, key[np.minimum(begin, key.size - 1)] + span), end)
+    return bool(np.all(begin == end))
 
 
 def misses(some: Sample, block: int, a_sector: int) -> float:
@@ -269,8 +269,8 @@ def _marked(csr: Csr, longest: int) -> Any:
     row, lengths = jnp.arange(n_rows, dtype=index_dtype(size)), jnp.diff(csr.indptr)
 
     def mark(j: Any, marks: Any) -> Any:
-        at = jnp.minimum(csr.indptr[:-1] + j.astype(csr.indptr.dtype), csr.nnz - 1)
-        diagonal = jnp.where(j < lengths, take(csr.indices, at) - row + (n_rows - 1), size)
+        entry = jnp.minimum(csr.indptr[:-1] + j.astype(csr.indptr.dtype), csr.nnz - 1)
+        diagonal = jnp.where(j < lengths, take(csr.indices, entry) - row + (n_rows - 1), size)
         # A GPU writes slowly to one place from many threads: most rows leave that to the row before.
         fresh = diagonal != jnp.concatenate([jnp.full(1, size, diagonal.dtype), diagonal[:-1]])
         return marks.at[jnp.where(fresh, diagonal, size)].set(True, mode="drop")
@@ -292,18 +292,18 @@ def is_mirrored(csr: Csr, some: Sample, longest: int) -> bool:
     """
     if csr.shape[0] != csr.shape[1] or some.col.size == 0:
         return csr.shape[0] == csr.shape[1]
-    at = some.first[some.number] + some.j
-    at, row, col = (a.astype(csr.indptr.dtype) for a in (at, some.row, some.col))
-    return bool(_are_mirrored(building.namespace(csr.data), csr, at, row, col, longest))
+    entry = some.first[some.number] + some.j
+    entry, row, col = (a.astype(csr.indptr.dtype) for a in (entry, some.row, some.col))
+    return bool(_are_mirrored(building.namespace(csr.data), csr, entry, row, col, longest))
 
 
 @building.on_either(5)
-def _are_mirrored(xp: Any, csr: Csr, at: Any, row: Any, col: Any, longest: int) -> Any:
+def _are_mirrored(xp: Any, csr: Csr, entry: Any, row: Any, col: Any, longest: int) -> Any:
     """Whether the entries `at`, of `row` and `col`, equal their images."""
     first = take(csr.indptr, col)
     count, place = take(csr.indptr, col + 1) - first, lambda i: xp.minimum(first + i, csr.nnz - 1)
     before = prefix_length(xp, lambda i: take(csr.indices, place(i)) < row, count, longest)
-    same = (take(csr.indices, place(before)) == row) & (take(csr.data, place(before)) == take(csr.data, at))
+    same = (take(csr.indices, place(before)) == row) & (take(csr.data, place(before)) == take(csr.data, entry))
     return xp.all((before < count) & same)
 
 

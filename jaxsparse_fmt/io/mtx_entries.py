@@ -116,11 +116,11 @@ def passed(piece: bytes, head: Head, room: int) -> tuple[bytes, int, int] | None
     Indices outside of the matrix are left to SciPy, which refuses them.
     """
     half = LONGEST // 2
-    if any(piece.find(b"\n", at, at + half) < 0 for at in range(0, len(piece) - half + 1, half)):
+    if any(piece.find(b"\n", begin, begin + half) < 0 for begin in range(0, len(piece) - half + 1, half)):
         return None  # a line may be too long
     byte = np.frombuffer(piece, np.uint8)
-    at = np.flatnonzero(byte - np.uint8(ord("0")) >= 10)
-    mark, step = byte.take(at), np.diff(at, prepend=-1)  # the bytes that are no digits, and 1 + the digits before each
+    place = np.flatnonzero(byte - np.uint8(ord("0")) >= 10)  # of the bytes that are no digits
+    mark, step = byte.take(place), np.diff(place, prepend=-1)  # these bytes, and 1 + the digits before each
     kinds = _counted(mark | (step > 1).view(np.uint8) << 7) if mark.max() < 128 else None
     if kinds is None or step.max() > 199:  # of more digits a number may be infinite
         return None

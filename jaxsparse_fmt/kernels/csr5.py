@@ -1,18 +1,18 @@
 """Kernel and reference of CSR5, whose storage `layout/tiles.py` describes: one block a tile.
 
-Every lane stores in `heads` its sum of the row that began in an earlier lane. The lane in which that row began adds up
-these sums, in order; where they are many, rounds first make each head the sum of two or four, of four or sixteen, and
-so on. A row never leaves its tile, so every run gives the same bits. The kernel stores each sum in y when it is
-complete, or keeps the sums in shared memory (`kept_rows`) and writes them together.
+A lane's head is its sum of a row that began in an earlier lane; every lane stores its head. The lane in which a row
+began adds up the heads of that row, in order. If they are many, rounds first make each head the sum of two or four, of
+four or sixteen, and so on. A row never leaves its tile, so every run gives the same bits. The kernel stores each sum in
+y when it is complete, or keeps the sums in shared memory (`kept_rows`) and writes them together.
 
     values      [b, n_stored]
     x           [b, n_cols, p]
     y, pieces   [b, n_rows − n_pieces, p], [b, n_pieces, p]: the last rows may be pieces of others, whose sums the
-                caller adds; two arrays, since y would be a copy of a part of one
+                caller adds; two arrays, since slicing one would copy y
 
-Traffic of a product, bytes: n_stored·(value + index) + 4·n_tiles·lanes + x + y, and heads: n_stored / entries numbers
-for each column of x, of the dtype of sums, written once and read where rows go on, in shared memory if there is any. A
-sum written by itself takes a sector of 32 bytes to the L2 cache.
+Traffic of a product, bytes: n_stored·(value + index) + 4·n_tiles·lanes + x + y, and heads: n_stored / entries sums for
+each column of x, written once and read once for each row that continues, in shared memory if there is any. A sum
+written by itself takes a sector of 32 bytes to the L2 cache.
 """
 
 import functools
@@ -33,8 +33,8 @@ from jaxsparse_fmt.kernels.layout.address import Arrays
 from jaxsparse_fmt.kernels.layout.tiles import Tiles
 from jaxsparse_fmt.kernels.row_kernels import Pack, supported
 
-HOPS = 4  # further lanes that a lane examines at once for the rest of its row; one where sums are wide
-MOST_TRIPS = 16  # lanes that a lane examines in all; a round takes as long as four of them one after the other (H100)
+HOPS = 4  # further lanes that a lane examines at once for the rest of its row; one if sums are wide
+MOST_TRIPS = 16  # lanes that a lane examines in all; a round takes the time of four of them in succession (H100)
 
 
 def product(
@@ -87,8 +87,8 @@ def product_reference(values, x, arrays: Arrays, *, tiles: Tiles) -> tuple[Array
     """`product` in plain jnp."""
     row, col, _ = tiles.places(arrays)
     y = coordinates.product_reference(values, x, row, col, n_rows=tiles.shape[0], n_cols=tiles.shape[1])
-    n_own = tiles.shape[0] - tiles.n_pieces
-    return y[:, :n_own], y[:, n_own:]
+    n_whole = tiles.shape[0] - tiles.n_pieces
+    return y[:, :n_whole], y[:, n_whole:]
 
 
 def tiles_kernel(
@@ -104,7 +104,7 @@ def tiles_kernel(
     x,  # [b·n_cols·p]
     y,  # [b·(n_rows - n_pieces)·p], out
     values,  # [b·n_stored]
-    **arrays,  # those of the module, and where given:
+    **arrays,  # those of `layout/tiles.py`, and if given:
     # pieces     [b·n_pieces·p], out
     # heads      [b·n_tiles·p·lanes], scratch; of one block [block_columns·lanes] where lanes share memory
     # kept       [kept_rows + lanes], scratch there instead
@@ -114,35 +114,35 @@ def tiles_kernel(
     C, n_cols = tiles.lanes, tiles.shape[1]
     block, count = d.program_id(), jnp.int32(-(-p // block_columns))
     # The blocks of a tile run side by side, so that it comes from memory once.
-    first_column, of_batch = lax.rem(block, count) * jnp.int32(block_columns), lax.div(block, count)
-    tile, batch = lax.rem(of_batch, jnp.int32(tiles.n_tiles)), lax.div(of_batch, jnp.int32(tiles.n_tiles))
+    first_column, block = lax.rem(block, count) * jnp.int32(block_columns), lax.div(block, count)
+    tile, batch = lax.rem(block, jnp.int32(tiles.n_tiles)), lax.div(block, jnp.int32(tiles.n_tiles))
     batch = batch.astype(address_dtype)
-    of_p = pack.columns(first_column, block_columns, p)
+    columns = pack.columns(first_column, block_columns, p)
     lane = d.lanes()
     begins = d.load(lane_row, tile * jnp.int32(C) + lane)
     decoded = tiles.decoder(d, arrays, tile)
 
     def put(row, totals, live):
         """Stores sums of rows."""
-        n_own = tiles.shape[0] - tiles.n_pieces
-        row, own = row.astype(address_dtype), live if pieces is None else live & (row < n_own)
-        for (q, inside), total in zip(of_p, totals, strict=True):
-            at = pack.places((batch * n_own + row) * p + q)
-            d.store(y, at, total, pack.beside(own & inside))
+        n_whole = tiles.shape[0] - tiles.n_pieces  # rows that are no pieces
+        row, is_whole = row.astype(address_dtype), live if pieces is None else live & (row < n_whole)
+        for (q, inside), total in zip(columns, totals, strict=True):
+            place = pack.places((batch * n_whole + row) * p + q)
+            d.store(y, place, total, pack.of_lanes(is_whole & inside))
             if pieces is not None:
-                at = pack.places((batch * tiles.n_pieces + row - n_own) * p + q)
-                d.store(pieces, at, total, pack.beside(live & (row >= n_own) & inside))
+                place = pack.places((batch * tiles.n_pieces + row - n_whole) * p + q)
+                d.store(pieces, place, total, pack.of_lanes(live & (row >= n_whole) & inside))
 
-    zero = tuple(pack.along(d.full(0, acc)) for _ in of_p)
+    zero = tuple(pack.repeated(d.full(0, acc)) for _ in columns)
     if kept is None:
-        own = d.own((batch * tiles.n_tiles + tile) * p + first_column, C)
-        sums_of = _Sums(d, put, begins, arrays["heads"], own, pack, [inside for _, inside in of_p])
+        first_head = d.own((batch * tiles.n_tiles + tile) * p + first_column, C)
+        sums_of = _Sums(d, put, begins, arrays["heads"], first_head, pack, [inside for _, inside in columns])
     else:
         rows = d.load(lane_row, tile * jnp.int32(C)), _row_after(d, arrays, tile, tiles)
         sums_of = _KeptSums(d, put, begins, kept, rows, C)
 
     def multiplied(t):
-        """The products of a trip, each with whether a row ends there."""
+        """For each entry of a trip the products, and whether a row ends."""
         places = [(t * jnp.int32(unroll) + jnp.int32(u)) * jnp.int32(C) + lane for u in range(unroll)]
         loaded = decoded(places)
         start = batch * tiles.n_stored + tile.astype(address_dtype) * (C * tiles.entries)
@@ -150,9 +150,9 @@ def tiles_kernel(
         gathered = []
         for col, live, _ in loaded:
             base = (batch * n_cols + col.astype(address_dtype)) * p
-            gathered.append(pack.load(d, x, base, of_p, live))
+            gathered.append(pack.load(d, x, base, columns, live))
         for v, xs, (_, _, last) in zip(vals, gathered, loaded, strict=True):
-            v = pack.beside(widened(v, acc))
+            v = pack.of_lanes(widened(v, acc))
             yield (v * widened(xq, acc) for xq in xs), last
 
     def trip(t, carry):
@@ -160,7 +160,7 @@ def tiles_kernel(
         for products, last in multiplied(t):
             sums = tuple(s + product for s, product in zip(sums, products, strict=True))
             state = sums_of.ended(state, sums, last)
-            sums = tuple(where(pack.beside(last), jax.tree.map(jnp.zeros_like, s), s) for s in sums)
+            sums = tuple(where(pack.of_lanes(last), jax.tree.map(jnp.zeros_like, s), s) for s in sums)
         return sums, state
 
     trips = jnp.int32(tiles.entries // unroll)
@@ -169,19 +169,19 @@ def tiles_kernel(
     d.barrier()
 
     def ahead(lanes_on, row, live):
-        """Whether the lane so many on goes on with `row`, and that lane's head."""
+        """Whether the lane `lanes_on` further continues `row`, and that lane's head."""
         live = live & (lane + lanes_on < C)
-        goes_on = live & (d.load(lane_row, tile * jnp.int32(C) + lane + lanes_on, live, 0) == -1 - row)
-        return goes_on, sums_of.head(lanes_on, live if kept is None else goes_on)
+        continues = live & (d.load(lane_row, tile * jnp.int32(C) + lane + lanes_on, live, 0) == -1 - row)
+        return continues, sums_of.head(lanes_on, live if kept is None else continues)
 
     def added(sums, found):
-        goes_on, more = found
-        return tuple(where(pack.beside(goes_on), s + m, s) for s, m in zip(sums, more, strict=True))
+        continues, more = found
+        return tuple(where(pack.of_lanes(continues), s + m, s) for s, m in zip(sums, more, strict=True))
 
-    of_sum = jnp.dtype(acc).itemsize * block_columns  # bytes; of wide sums more would cost registers
-    bits, together = 2 if of_sum <= 8 else 1, HOPS if of_sum <= 4 else 1
+    sum_bytes = jnp.dtype(acc).itemsize * block_columns  # more wide sums at once would cost registers
+    bits, together = 2 if sum_bytes <= 8 else 1, HOPS if sum_bytes <= 4 else 1
 
-    reach = 1  # lanes whose heads a head has
+    reach = 1  # lanes whose heads each head sums
     while tiles.most_hops > MOST_TRIPS * reach:
         found = [ahead(jnp.int32(k * reach), -1 - begins, begins < 0) for k in range(1 << bits)]
         d.barrier()
@@ -191,9 +191,8 @@ def tiles_kernel(
 
     def trip_ahead(t, sums):
         first = jnp.int32(1 + reach) + t * jnp.int32(together * reach)
-        return functools.reduce(
-            added, [ahead(first + jnp.int32(k * reach), row, open_row) for k in range(together)], sums
-        )
+        found = [ahead(first + jnp.int32(k * reach), row, open_row) for k in range(together)]
+        return functools.reduce(added, found, sums)
 
     open_row, _ = neighbour = ahead(jnp.int32(1), row, is_open)
     trips = d.load(arrays["hops"], tile) + jnp.int32(reach * (together - 1) - 1)
@@ -202,7 +201,7 @@ def tiles_kernel(
 
 
 def _row_after(d, arrays, tile, tiles: Tiles):
-    """The row behind the last one of a tile."""
+    """The row after the last one of a tile."""
     lane_row, piece_ptr = arrays["lane_row"], arrays.get("piece_ptr")
     following = d.load(lane_row, jnp.minimum(tile + 1, tiles.n_tiles - 1) * jnp.int32(tiles.lanes))
     end = jnp.int32(tiles.shape[0])
@@ -213,15 +212,15 @@ def _row_after(d, arrays, tile, tiles: Tiles):
 
 
 class _Sums:
-    """Stores a sum where a row ends: in y, or as the lane's head, the part that the lane has of an earlier lane's row.
+    """Stores a sum at the end of its row: in y, or as the lane's head if the row began in an earlier lane.
 
-    `heads` has a place for every lane; the heads of a tile's lanes lie side by side, pack by pack of right-hand sides.
+    `heads` has a place for every lane; the heads of a tile's lanes are neighbours, pack by pack of right-hand sides.
     """
 
-    def __init__(self, d, put, begins, heads, own, pack: Pack, inside):
+    def __init__(self, d, put, begins, heads, first_head, pack: Pack, inside):
         self._d, self._put, self._begins, self._pack, self._heads = d, put, begins, pack, heads
         self._columns = [(k * d.rows * pack.length, exists) for k, exists in enumerate(inside)]
-        self._own, self._one, self._nought = own, d.full(1, jnp.int32), d.full(0, jnp.int32)
+        self._first, self._one, self._nought = first_head, d.full(1, jnp.int32), d.full(0, jnp.int32)
 
     def begin(self, zero):
         """The state of a lane: its row, whether that began in an earlier lane, and its head."""
@@ -229,38 +228,38 @@ class _Sums:
         return row, jnp.where(self._begins < 0, self._one, self._nought), zero
 
     def ended(self, state, sums, last):
-        """The state behind an entry that may be the last of its row."""
+        """The state after an entry that may be the last of its row."""
         row, in_head, head = state
-        beside = self._pack.beside
         self._put(row, sums, last & (in_head == 0))
-        head = tuple(where(beside(last & (in_head > 0)), s, h) for s, h in zip(sums, head, strict=True))
+        of_lanes = self._pack.of_lanes
+        head = tuple(where(of_lanes(last & (in_head > 0)), s, h) for s, h in zip(sums, head, strict=True))
         return jnp.where(last, row + self._one, row), jnp.where(last, self._nought, in_head), head
 
     def store_heads(self, state, sums):
         """Stores the heads, and returns the row that each lane ends in and whether that row began in the lane."""
         row, in_head, head = state
-        head = tuple(where(self._pack.beside(in_head > 0), s, h) for s, h in zip(sums, head, strict=True))
+        head = tuple(where(self._pack.of_lanes(in_head > 0), s, h) for s, h in zip(sums, head, strict=True))
         self.store_head(head, self._d.lanes() < self._d.rows)
         return row, in_head == 0
 
     def store_head(self, head, live):
         for (k, inside), h in zip(self._columns, head, strict=True):
-            self._d.store(self._heads, self._pack.places(self._at(0) + k), h, self._pack.beside(live & inside))
+            self._d.store(self._heads, self._pack.places(self._at(0) + k), h, self._pack.of_lanes(live & inside))
 
     def head(self, lanes_on, live):
-        """The head of the lane so many on."""
+        """The head of the lane `lanes_on` further."""
         return self._pack.load(self._d, self._heads, self._at(lanes_on), self._columns, live)
 
     def finish(self, row, sums, open_row):
-        """Stores the sums of rows that went on in further lanes."""
+        """Stores the sums of rows that continued in further lanes."""
         self._put(row, sums, open_row)
 
     def _at(self, lanes_on):
-        return self._own + (self._d.lanes() + lanes_on).astype(self._own.dtype) * self._pack.length
+        return self._first + (self._d.lanes() + lanes_on).astype(self._first.dtype) * self._pack.length
 
 
 class _KeptSums:
-    """As `_Sums`, but sums of one right-hand side stay in shared memory until the block writes them to y together:
+    """As `_Sums`, but sums of one right-hand side stay in shared memory until the block writes them to y together.
 
     kept    [head by lane | row by row, kept_rows of them]
 
@@ -270,7 +269,7 @@ class _KeptSums:
     def __init__(self, d, put, begins, kept, rows, lanes):
         self._d, self._put, self._begins, self._kept = d, put, begins, kept
         self._heads, self._n = jnp.int32(lanes), rows[1] - rows[0]
-        self._first = rows[0] - self._heads  # the row at place 0, if rows went on before the first
+        self._first = rows[0] - self._heads  # the row that place 0 would hold
 
     def begin(self, zero):
         """The state of a lane: the place of its next sum, and the place after that."""

@@ -1,7 +1,7 @@
 """The common part of `spmv.py` and `sddmm.py`: one kernel launch over the rows of a matrix stored by a `Rule`.
 
-A block is a tile of lanes. Each lane follows one storage row through the storage, as the address rule leads it (a
-`Walk`), and loads several entries a trip before it uses the first.
+A block is a tile of lanes. Each lane visits the entries of one storage row (a `Walk` of the address rule), and loads
+several entries a trip before it uses the first.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from jaxsparse_fmt.kernels.layout.columns import Blocked, Delta, Diagonal, Rule
 
 
 def supported(backend: str, *operands: Array, size: int = 0) -> str:
-    """`backend`, or "xla" for what Pallas kernels cannot do: 64-bit addresses in 32-bit JAX."""
+    """`backend`, or "xla" if a Pallas kernel would need 64-bit addresses in 32-bit JAX."""
     reals = max(pairs.reals(a.dtype) for a in operands)
     wide = reals * max(size, *(a.size for a in operands)) >= 2**31 and not x64_enabled()
     return "xla" if wide else backend
@@ -31,10 +31,7 @@ def supported(backend: str, *operands: Array, size: int = 0) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Pack:
-    """`length` right-hand sides, neighbours in a row of x, that a lane loads at once: a second axis [lanes, length].
-
-    A pack of one has no second axis.
-    """
+    """`length` neighbouring right-hand sides that a lane loads at once, a second axis [lanes, length]; none for one."""
 
     length: int
 
@@ -45,7 +42,7 @@ class Pack:
         return cls(1 if dialect == "mosaic" else math.gcd(p, most, tuning.LAUNCH.columns_a_lane))
 
     def columns(self, first: jax.Array, count: int, p: int, lanes: int = 1) -> list[tuple[Any, Any]]:
-        """The packs of a lane, where `lanes` lanes share `count` of p right-hand sides.
+        """The packs of each of `lanes` lanes that share `count` of p right-hand sides.
 
         Returns:
           (index of the first right-hand side, whether it exists) of each.
@@ -61,16 +58,17 @@ class Pack:
         self, d: Any, ref: Any, base: jax.Array, columns: list[tuple[Any, Any]], live: jax.Array
     ) -> list[jax.Array]:
         """The packs `columns` of the rows of `ref` that begin at `base` [lanes]."""
-        return [d.load(ref, self.places(base + q), self.beside(live & inside), 0) for q, inside in columns]
+        return [d.load(ref, self.places(base + q), self.of_lanes(live & inside), 0) for q, inside in columns]
 
-    def beside(self, a: Any) -> Any:
+    def of_lanes(self, a: Any) -> Any:
         """a [lanes] in a shape that broadcasts against packs."""
-        return a if self.length == 1 else jax.tree.map(lambda a: a[:, None], a)
+        return a if self.length == 1 else jax.tree.map(lambda part: part[:, None], a)
 
-    def along(self, a: Any) -> Any:
+    def repeated(self, a: Any) -> Any:
         """a [lanes], repeated for each right-hand side of a pack."""
-        repeated = lambda a: jnp.broadcast_to(a[:, None], (*a.shape, self.length))  # noqa: E731
-        return a if self.length == 1 else jax.tree.map(repeated, a)
+        if self.length == 1:
+            return a
+        return jax.tree.map(lambda part: jnp.broadcast_to(part[:, None], (*part.shape, self.length)), a)
 
 
 class LaneGroups:
@@ -95,7 +93,7 @@ class Sizes:
       p: right-hand sides.
       rows: storage rows of a tile.
       lanes_a_row: neighbouring lanes that take different right-hand sides of one row.
-      block_columns: right-hand sides of a block; `pack` says how many of them a lane loads at once.
+      block_columns: right-hand sides of a block, of which a lane loads one pack at once.
       unroll: entries that a lane loads before it uses the first.
       acc: the dtype of sums.
     """
@@ -124,7 +122,7 @@ class Sizes:
         return block, lax.rem(rest, count), lax.div(rest, count).astype(self.address_dtype)
 
     def columns(self, d, column_block):
-        """The right-hand sides of a lane, as `Pack.columns` gives them."""
+        """The right-hand sides of each lane, as `Pack.columns` gives them."""
         first = column_block * self.block_columns
         if self.lanes_a_row > 1:
             first = first + d.column() * jnp.int32(self.pack.length)
@@ -141,7 +139,7 @@ class Sizes:
         return lax.div(walk.longest + jnp.int32(self.unroll - 1), jnp.int32(self.unroll))
 
     def entries(self, walk, trip):
-        """(number, address, whether it exists) of each entry of a trip."""
+        """(index in the row, address, whether it exists) of each entry of a trip."""
         return [(e, *walk.entry(e)) for e in (trip * self.unroll + u for u in range(self.unroll))]
 
 
@@ -164,8 +162,8 @@ def launch_rows(
     flat = {k: a.reshape(-1) for k, a in inputs.items() if a is not None}
     (batch, _, p), unit = inputs["x"].shape, rule.column.unit
     alone, shared = not loops_over_columns and p == 1, 1 if loops_over_columns else p
-    load = load_beside_values(rule, "perm" in inputs, jnp.dtype(out.dtype).itemsize <= 4, alone)
-    block = tuning.block(backend, load, getattr(rule.address, "lanes", 0))
+    load = kind_of_loads(rule, "perm" in inputs, jnp.dtype(out.dtype).itemsize <= 4, alone)
+    block = tuning.block(backend, load, rule.address.lanes)
     pack = Pack.of(backend, shared, inputs["x"].dtype)
     lanes_a_row, block_columns = _columns_of_block(rule, shared, pack)
     if lanes_a_row > 1:
@@ -203,12 +201,12 @@ def _flat(out: Any) -> Any:
 
 
 def _columns_of_block(rule: Rule, p: int, pack: Pack) -> tuple[int, int]:
-    """The numbers of lanes that share a row's right-hand sides and of right-hand sides they take at once (whole packs).
+    """The number of lanes that share a row's right-hand sides, and of those that they take at once, whole packs.
 
-    Each lane has some in registers, for an index and a value read once. One lane would read many of them a sector of
-    32 bytes at a time, so neighbouring lanes take some each, and read whole sectors.
+    A lane reads an index and a value once for the right-hand sides that it has in registers. A lane with many of them
+    would read a sector of 32 bytes at a time; neighbouring lanes with a few each read whole sectors together.
     """
-    if isinstance(rule.address, Subwarp | Bisected) or getattr(rule.address, "threads", 1) > 1:
+    if isinstance(rule.address, Subwarp | Bisected) or rule.address.threads > 1:
         return 1, min(p, tuning.LAUNCH.columns_alone)
     most = tuning.LAUNCH.columns_a_lane
     lanes = -(-p // most)
@@ -217,8 +215,8 @@ def _columns_of_block(rule: Rule, p: int, pack: Pack) -> tuple[int, int]:
     return lanes, lanes * min(packs * pack.length, most)
 
 
-def load_beside_values(rule: Rule, permuted: bool, narrow: bool, alone: bool) -> str:
-    """The kind of loads of a lane beside its values: a key of `tuning.LAUNCH.loads`.
+def kind_of_loads(rule: Rule, permuted: bool, narrow: bool, alone: bool) -> str:
+    """The kind of a lane's loads, without its values: a key of `tuning.LAUNCH.loads`.
 
     Args:
       permuted: sums go to their rows through a permutation.

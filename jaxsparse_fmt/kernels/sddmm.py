@@ -36,7 +36,7 @@ def outer(
     v = v.reshape(shape)
     if "pattern" in arrays:
         return jnp.where(unpack_pattern(arrays["pattern"], rule.n_stored), v, 0)
-    # Lanes that stop at the end of their row leave the padding behind it unwritten.
+    # Lanes that stop at the end of their row leave the padding after it unwritten.
     return jnp.where(rule.col_idx(arrays) < rule.shape[1], v, 0) if "row_lengths" in arrays else v
 
 
@@ -62,7 +62,7 @@ def outer_kernel(
         def trip(t, _, walk=walk):
             entries = sizes.entries(walk, t)
             cols = rule.column.in_kernel(d, arrays, walk, entries, n_cols)
-            for (_, at, live), (c, exists) in zip(entries, cols, strict=True):
+            for (_, address, live), (c, exists) in zip(entries, cols, strict=True):
                 entry = exists & (walk.row < n_rows)
 
                 def column(q, total, entry=entry, c=c):
@@ -71,7 +71,7 @@ def outer_kernel(
                     return total + widened(yq, sizes.acc) * widened(xq, sizes.acc)
 
                 total = lax.fori_loop(jnp.int32(0), jnp.int32(p), column, d.full(0, sizes.acc))
-                d.store(values, batch * rule.n_stored + at, total, live)
+                d.store(values, batch * rule.n_stored + address, total, live)
             return ()
 
         lax.fori_loop(jnp.int32(0), sizes.trips(walk), trip, ())

@@ -53,7 +53,7 @@ def product(
 
 def added(
     y: Array,  # [b, n, p]
-    rows: Array,  # [n_rows], rising; what belongs to rows from n on is dropped
+    rows: Array,  # [n_rows], rising; sums of rows from n on are dropped
     x: Array,  # [b, n_cols, p]
     arrays: Arrays,
     *,
@@ -76,22 +76,19 @@ def added(
 def product_sums(
     values: Array,  # [n_stored]
     x: Array,  # [n_cols]
-    beside: tuple[Array, ...],  # [n_rows]
+    others: tuple[Array, ...],  # [n_rows]
     arrays: Arrays,
     *,
     what: vector_pass.Pass,
     rule: Rule,
     backend: str,
 ) -> tuple[Array, ...]:  # [n_rows], and [parts] each
-    """y = A·x, and the sums of a pass over y and `beside`.
-
-    They are in parts: one for each warp of lanes, or those of a pass over them where they are many.
-    """
+    """y = A·x, and the sums of a pass over y and `others`: one part per warp of lanes, or fewer if there are many."""
     dtype, warps = jnp.result_type(values, x), _warps(rule)
     inputs = {"values": values[None], "x": x[None, :, None], **arrays}
-    inputs |= {f"beside{i}": v for i, v in enumerate(beside)}
+    inputs |= {f"other{i}": v for i, v in enumerate(others)}
     out = {"y": jax.ShapeDtypeStruct((rule.shape[0],), dtype)}
-    pairs = jax.eval_shape(what.each, (), out["y"], *beside)[1]
+    pairs = jax.eval_shape(what.each, (), out["y"], *others)[1]
     out |= {f"sum{i}": jax.ShapeDtypeStruct((warps,), dtype) for i in range(len(pairs))}
     y, *sums = row_kernels.launch_rows(functools.partial(product_kernel, what=what), backend, inputs, out, rule)
     return y, *(sums if parts(rule) == warps else vector_pass.sweep((), tuple(sums), SUM, backend)[2])
@@ -117,11 +114,11 @@ def product_kernel(
     y,  # [b·n_rows·p], out
     values=None,  # [b·n_stored]
     adds_to: int | None = None,  # rows of y, to which the kernel adds; None: it overwrites the matrix's own
-    what: vector_pass.Pass | None = None,  # a pass over y and `beside`, for its sums
+    what: vector_pass.Pass | None = None,  # a pass over y and the others, for its sums
     **arrays,  # what the rules read, and where given:
     # perm     [n_rows]
     # pattern  [n_stored / 8] uint8
-    # beside0, …  [n_rows]
+    # other0, …  [n_rows]
     # sum0, …     [width / 32], out
 ):
     rule, p, pack, (n_rows, n_cols) = sizes.rule, sizes.p, sizes.pack, sizes.rule.shape
@@ -137,29 +134,31 @@ def product_kernel(
             # All loads of A first: they are in flight together.
             entries = sizes.entries(walk, t)
             cols = rule.column.in_kernel(d, arrays, walk, entries, n_cols)
-            if rule.column.implied:  # then places without a column need not be read, nor be there
-                entries = [(e, at, exists) for (e, at, _), (_, exists) in zip(entries, cols, strict=True)]
+            if rule.column.implied:  # places without a column need not exist
+                entries = [(e, address, exists) for (e, address, _), (_, exists) in zip(entries, cols, strict=True)]
             vals: list[Any] = [None] * len(entries)
             if values is not None:
-                vals = [d.load(values, batch * rule.n_stored + at, live, 0, once=once) for _, at, live in entries]
-            for (_, at, live), (c, exists), v in zip(entries, cols, vals, strict=True):
+                vals = [
+                    d.load(values, batch * rule.n_stored + address, live, 0, once=once) for _, address, live in entries
+                ]
+            for (_, address, live), (c, exists), v in zip(entries, cols, vals, strict=True):
                 xs = pack.load(d, x, (batch * n_cols + c) * p, columns, exists)
                 terms = [widened(xq, sizes.acc) for xq in xs]
-                terms = terms if v is None else [pack.beside(widened(v, sizes.acc)) * term for term in terms]
+                terms = terms if v is None else [pack.of_lanes(widened(v, sizes.acc)) * term for term in terms]
                 if pattern is not None:
-                    entry = pack.beside(alive(d, rule.column, pattern, at, live, v))
+                    entry = pack.of_lanes(alive(d, rule.column, pattern, address, live, v))
                     terms = [where(entry, term) for term in terms]
                 sums = tuple(s + term for s, term in zip(sums, terms, strict=True))
             return sums
 
-        zero = tuple(pack.along(d.full(0, sizes.acc)) for _ in columns)
+        zero = tuple(pack.repeated(d.full(0, sizes.acc)) for _ in columns)
         sums = lax.fori_loop(jnp.int32(0), sizes.trips(walk), trip, zero)
         if walk.threads > 1:
             sums = [d.sum_threads(s, walk.threads, walk.stride) for s in sums]
         if first is None:
             first, totals = walk, sums
         else:
-            keep = pack.beside(walk.keep)
+            keep = pack.of_lanes(walk.keep)
             totals = [t + where(keep, s) for t, s in zip(totals, sums, strict=True)]
     base = (batch * rows_of_y + first.matrix_row) * p
     live = first.row < n_rows
@@ -169,17 +168,17 @@ def product_kernel(
         before = pack.load(d, y, base, columns, live)
         totals = [widened(b, sizes.acc) + total for b, total in zip(before, totals, strict=True)]
     for (q, inside), total in zip(columns, totals, strict=True):
-        d.store(y, pack.places(base + q), total, pack.beside(live & inside))
+        d.store(y, pack.places(base + q), total, pack.of_lanes(live & inside))
     if what is not None:
-        beside = [d.load(ref, base, live, 0) for name, ref in arrays.items() if name.startswith("beside")]
-        for j, (a, b) in enumerate(what.each((), totals[0], *beside)[1]):
+        others = [d.load(ref, base, live, 0) for name, ref in arrays.items() if name.startswith("other")]
+        for j, (a, b) in enumerate(what.each((), totals[0], *others)[1]):
             terms = jnp.where(live, a * b, jnp.zeros_like(totals[0]))
             whole.store_sums(arrays[f"sum{j}"], tile, terms, sizes.rows // tuning.LAUNCH.warp)
 
 
 # ---------------------------------------------------------------------------------------------------- in plain jnp
 
-# Columns that one pass adds. With one, every pass would read and write y: 16 bytes an entry beside 20 (f64).
+# Columns that one pass adds. With one, every pass would read and write y: 16 bytes an entry more than 20 (f64).
 UNROLL = 4
 
 
@@ -228,7 +227,7 @@ def _by_chunks(values, x, arrays: Arrays, rule: Rule, acc) -> Array:
         xs = coordinates.gather(x, c, live).astype(acc)
         if values is None:
             return xs
-        # Behind its end a slice would read the values of the next, which may be NaN.
+        # Beyond its end a slice would read the values of the next, which may be NaN.
         v = jnp.where(live, take(values.reshape(-1, C), chunk), 0)
         return v[..., None].astype(acc) * xs
 
@@ -245,11 +244,11 @@ def _by_columns(values, x, arrays: Arrays, rule: Rule, acc) -> Array:
 
     def term(j):
         k = jnp.minimum(j, last)
-        at = jnp.clip(start[k] + row, 0, rule.n_stored - 1)
-        c = take(arrays["col_idx"], at) if jagged else row + arrays["offsets"][k]
+        place = jnp.clip(start[k] + row, 0, rule.n_stored - 1)
+        c = take(arrays["col_idx"], place) if jagged else row + arrays["offsets"][k]
         live = (c < n_cols) & (j <= last) & (row < start[k + 1] - start[k] if jagged else c >= 0)
-        live = live if present is None else live & take(present, at)
-        v = jnp.where(live, take(values, at), 0)
+        live = live if present is None else live & take(present, place)
+        v = jnp.where(live, take(values, place), 0)
         return v[:, None].astype(acc) * coordinates.gather(x, c, live).astype(acc)
 
     return _sum_terms(term, jnp.int32(last + 1), jnp.zeros((n_rows, x.shape[1]), acc))
@@ -268,7 +267,7 @@ def _sum_terms(term, count, zero) -> Array:
 
 
 def _by_slots(values, x, arrays: Arrays, rule: Rule, acc) -> Array:
-    """Adds all entries at once to their rows: slower for even rows, but one long row does not slow it."""
+    """Adds all entries at once to their rows: slower for even rows, but not slowed by one long row."""
     (n_rows, n_cols), address = rule.shape, rule.address
     row, _ = address.slots(jnp, arrays, rule.n_stored)
     cols = rule.col_idx(arrays)

@@ -92,8 +92,8 @@ class Mosaic:
         lane = lax.rem(self.lanes(), jnp.int32(WARP))
 
         def trip(t, sums):
-            at = [(t * jnp.int32(unroll) + jnp.int32(u)) * jnp.int32(WARP) + lane for u in range(unroll)]
-            return functools.reduce(jnp.add, [self.load(ref, a, a < n) for a in at], sums)
+            indices = [(t * jnp.int32(unroll) + jnp.int32(u)) * jnp.int32(WARP) + lane for u in range(unroll)]
+            return functools.reduce(jnp.add, [self.load(ref, a, a < n) for a in indices], sums)
 
         sums = lax.fori_loop(jnp.int32(0), jnp.int32(-(-n // (WARP * unroll))), trip, self.full(0, ref.dtype))
         return self.sum_threads(sums, WARP, 1)
@@ -101,8 +101,8 @@ class Mosaic:
     def store_sums(self, ref: Any, i: jax.Array, value: jax.Array, m: int) -> None:
         """Stores one number for each warp."""
         warp, lane = lax.div(self.lanes(), jnp.int32(WARP)), lax.rem(self.lanes(), jnp.int32(WARP))
-        at = jnp.int32(m) * i + warp
-        self.store(ref, at, self.sum_threads(value, WARP, 1), (lane == 0) & (at < ref.shape[0]))
+        place = jnp.int32(m) * i + warp
+        self.store(ref, place, self.sum_threads(value, WARP, 1), (lane == 0) & (place < ref.shape[0]))
 
     def _gather(self, ref: Any, idx: jax.Array, *live: jax.Array, other: Any = 0, once: bool = False) -> jax.Array:
         """ref[idx]; `other` where `live` is given and false."""
@@ -148,8 +148,8 @@ def _element(register):
     from jaxlib.mlir import ir
     from jaxlib.mlir.dialects import vector
 
-    at = ir.DenseI64ArrayAttr.get([0])
-    return vector.extract(register, dynamic_position=[], static_position=at)
+    position = ir.DenseI64ArrayAttr.get([0])
+    return vector.extract(register, dynamic_position=[], static_position=position)
 
 
 def _register(element):

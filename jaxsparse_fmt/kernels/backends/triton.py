@@ -58,8 +58,8 @@ class Triton:
         loaded = []  # all before the first is added up, so that their loads are in flight together
         for ref in refs:
             n = ref.shape[0]
-            at = jnp.arange(1 << (n - 1).bit_length(), dtype=jnp.int32)
-            loaded.append(self.load(ref, jnp.int32(0)) if n == 1 else self.load(ref, at, at < n))
+            places = jnp.arange(1 << (n - 1).bit_length(), dtype=jnp.int32)
+            loaded.append(self.load(ref, jnp.int32(0)) if n == 1 else self.load(ref, places, places < n))
         return [self.full(jnp.sum(a) if a.ndim else a, a.dtype) for a in loaded]
 
     def store_sums(self, ref: Any, i: jax.Array, value: jax.Array, m: int) -> None:

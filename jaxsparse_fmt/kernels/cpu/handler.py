@@ -187,12 +187,12 @@ def _refuse(code: "_Code", scratch: Any, message: str, kind: int) -> None:
 def _last_pointer(code: "_Code", scratch: Any) -> Any:
     """The last of the pointers, int32 or int64."""
     buffer = code.operand("ptr")
-    data, at = code.word(buffer, 3), code.sub(code.size("n_ptr"), WORD(1))
+    data, index = code.word(buffer, 3), code.sub(code.size("n_ptr"), WORD(1))
     with code.if_else(code.icmp_signed("==", code.low(code.word(buffer, 2)), WORD(abi.INT64))) as (wide, narrow):
         with wide:
-            code.put(scratch, code.word(code.add(data, code.mul(at, WORD(8)))))
+            code.put(scratch, code.word(code.add(data, code.mul(index, WORD(8)))))
         with narrow:
-            place = code.inttoptr(code.add(data, code.mul(at, WORD(4))), HALF.as_pointer())
+            place = code.inttoptr(code.add(data, code.mul(index, WORD(4))), HALF.as_pointer())
             code.put(scratch, code.sext(code.load(place), WORD))
     return code.word(scratch)
 

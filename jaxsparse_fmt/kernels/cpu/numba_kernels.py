@@ -1,17 +1,16 @@
 """Numba kernels for the CPU, for rows and for diagonals; `kernel` makes a C function of each.
 
-`ffi.py` imports this module only when a program first calls a kernel that no file holds, since Numba takes half a
-second to import. Operands are pointers, which compile in half the time that arrays take. A kernel computes one member
-of a batch:
+`ffi.py` imports this module only when a program calls a kernel that no file holds, since Numba takes half a second to
+import. Operands are pointers, which compile in half the time of arrays. A kernel computes one member of a batch:
 
     values             [n_stored]
     x, y               [n_cols·p], [n_rows·p]
-    columns            [n_stored] int32, n_cols or more in padding, for which x is not read; or [diagonals] int32, the
-                       column minus the row
+    columns            [n_stored] int32, n_cols or more in padding, which reads no x; or [diagonals] int32, the column
+                       minus the row
     ptr                int32 or int64: `row_ptr` [n_rows + 1]; or [diagonals], the place of row 0 of each diagonal
 
-A kernel adds the entries of a row in fours, (e0 + e1) + (e2 + e3), and the fours in storage order, so that four loads
-are in flight; the number of threads changes no bit.
+A kernel adds the entries of a row in fours, (e0 + e1) + (e2 + e3), and the fours in storage order. So four loads are in
+flight, and the number of threads changes no bit.
 """
 
 from typing import Any, NamedTuple
@@ -25,8 +24,8 @@ U = np.uint64
 # Rows whose sums stay in the L1 or L2 cache while the kernel adds their diagonals, each a run of memory.
 DIAGONAL_ROWS = 4096
 
-# Without reference counts of arrays, since no kernel makes an array, and without wrappers for calls from Python, each
-# of which takes Numba as long as a small function.
+# No reference counts of arrays, since no kernel makes an array; no wrappers for calls from Python, since Numba compiles
+# each for as long as a small function.
 njit: Any = numba.njit  # whose types do not know all options
 OPTIONS = {"error_model": "numpy", "nogil": True, "_nrt": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 compiled, inlined = njit(**OPTIONS), njit(forceinline=True, **OPTIONS)
@@ -63,13 +62,13 @@ class Operands(NamedTuple):
 
 @inlined
 def _place_of(o, row):
-    """Where a row begins; within the values whatever the pointers hold."""
+    """The place where a row begins, at most n_places even if the pointers are wrong."""
     return min(U(o.ptr[row]), o.n_places)
 
 
 @compiled
 def _first_row(o, piece, pieces):
-    """The first row of a piece; all pieces have equally many entries, where a row counts as one more."""
+    """The first row of a piece. All pieces have equal work: the entries, and one more for each row."""
     ptr, n_rows = o.ptr, np.int64(o.n_rows)
     if piece >= pieces:
         return n_rows
@@ -85,12 +84,12 @@ def _first_row(o, piece, pieces):
 
 
 @inlined
-def _term(o, at, p, q):
+def _term(o, place, p, q):
     """values[at]·x[col, q] of a product, in the type of sums."""
-    c = U(np.uint32(o.columns[at]))
+    c = U(np.uint32(o.columns[place]))
     if c >= o.n_cols:
         return o.zero
-    return type(o.zero)(o.a[at]) * type(o.zero)(o.b[c * p + q])
+    return type(o.zero)(o.a[place]) * type(o.zero)(o.b[c * p + q])
 
 
 @inlined
@@ -119,7 +118,7 @@ def _row_sum(o, begin, end, p, q):
 
 @inlined
 def _scatter(o, c, v, row):
-    """x[c] += v·y[row], for p columns. For one column a loop would take four times as long."""
+    """x[c] += v·y[row], for p columns; without a loop for one column, which would take four times as long."""
     if o.p == U(1):
         o.out[c] += v * type(o.zero)(o.b[row])
     else:
@@ -160,14 +159,14 @@ def columns_rows(o, piece, pieces):
     k = _place_of(o, first)
     for row in range(U(first), U(last_row)):
         end = _place_of(o, row + U(1))
-        at = row * p
+        base = row * p
         if p == U(2):
             for q in range(p):
-                y[at + q] = _row_sum(o, k, end, p, q)
+                y[base + q] = _row_sum(o, k, end, p, q)
             k = end
             continue
         for q in range(p):
-            y[at + q] = o.zero
+            y[base + q] = o.zero
         while k < end:
             last = end - U(1)
             k1, k2, k3 = min(k + U(1), last), min(k + U(2), last), min(k + U(3), last)
@@ -176,20 +175,20 @@ def columns_rows(o, piece, pieces):
             v0, v1, v2, v3 = cast(values[k]), cast(values[k1]), cast(values[k2]), cast(values[k3])
             if max(max(c0, c1), max(c2, c3)) >= n_cols:
                 for q in range(p):
-                    y[at + q] += _row_sum(o, k, min(k + U(4), end), p, q)
+                    y[base + q] += _row_sum(o, k, min(k + U(4), end), p, q)
             elif k2 < k3:
                 for q in range(p):
                     a = v0 * cast(x[c0 * p + q]) + v1 * cast(x[c1 * p + q])
-                    y[at + q] += a + (v2 * cast(x[c2 * p + q]) + v3 * cast(x[c3 * p + q]))
+                    y[base + q] += a + (v2 * cast(x[c2 * p + q]) + v3 * cast(x[c3 * p + q]))
             elif k1 < k2:
                 for q in range(p):
-                    y[at + q] += (v0 * cast(x[c0 * p + q]) + v1 * cast(x[c1 * p + q])) + v2 * cast(x[c2 * p + q])
+                    y[base + q] += (v0 * cast(x[c0 * p + q]) + v1 * cast(x[c1 * p + q])) + v2 * cast(x[c2 * p + q])
             elif k < k1:
                 for q in range(p):
-                    y[at + q] += v0 * cast(x[c0 * p + q]) + v1 * cast(x[c1 * p + q])
+                    y[base + q] += v0 * cast(x[c0 * p + q]) + v1 * cast(x[c1 * p + q])
             else:
                 for q in range(p):
-                    y[at + q] += v0 * cast(x[c0 * p + q])
+                    y[base + q] += v0 * cast(x[c0 * p + q])
             k += U(4)
         k = end
 
@@ -228,16 +227,19 @@ def outer_rows(o, piece, pieces):
 
 @compiled
 def solved_rows(o, piece, pieces):
-    """y of (I + N)·y = x for a strictly lower triangular N; `masked` + 1: upper triangular; + 2: of (I + N)ᵀ·y = x."""
+    """y of (I + N)·y = x for a strictly triangular N.
+
+    `masked` has two bits: 1 for an upper triangular N, 2 for (I + N)ᵀ·y = x.
+    """
     y, p = o.out, o.p
-    upper, turned = o.masked & U(1) == U(1), o.masked & U(2) == U(2)
+    upper, transposed = o.masked & U(1) == U(1), o.masked & U(2) == U(2)
     s = Operands(o.a, y, y, o.columns, o.ptr, o.pattern, o.n_rows, o.n_cols, p, o.n_ptr, o.n_places, o.masked, o.zero)
     for i in range(o.n_rows * p):
         y[i] = type(o.zero)(o.b[i])
     for i in range(o.n_rows):
-        row = o.n_rows - U(1) - i if upper != turned else i
+        row = o.n_rows - U(1) - i if upper != transposed else i
         begin, end = _place_of(o, row), _place_of(o, row + U(1))
-        if turned:
+        if transposed:
             for k in range(begin, end):
                 c = U(np.uint32(o.columns[k]))
                 if c < o.n_cols:
@@ -256,31 +258,31 @@ def solved_rows(o, piece, pieces):
 
 
 @inlined
-def _is_hole(o, at, v):
-    """Whether the place `at`, whose column is valid, holds no entry."""
+def _is_hole(o, place, v):
+    """Whether a place with a valid column holds no entry."""
     if o.masked == U(2):
-        return (o.pattern[at >> U(3)] >> (at & U(7))) & U(1) == U(0)
+        return (o.pattern[place >> U(3)] >> (place & U(7))) & U(1) == U(0)
     return o.masked == U(1) and v == o.zero
 
 
 @compiled
-def _add_run(o, at, row, column, count, tested):
-    """Adds `count` places of a diagonal to y, from the place `at`, the row `row` and the column `column` on."""
+def _add_run(o, place, row, column, count, tested):
+    """Adds `count` places of a diagonal to y, from this place, row and column on."""
     values, x, y, p = o.a, o.b, o.out, o.p
     if p == U(1) and not tested:
         for i in range(count):
-            y[row + i] += type(o.zero)(values[at + i]) * type(o.zero)(x[column + i])
+            y[row + i] += type(o.zero)(values[place + i]) * type(o.zero)(x[column + i])
         return
     for i in range(count):
-        v = type(o.zero)(values[at + i])
-        if not (tested and _is_hole(o, at + i, v)):
+        v = type(o.zero)(values[place + i])
+        if not (tested and _is_hole(o, place + i, v)):
             for q in range(p):
                 y[(row + i) * p + q] += v * type(o.zero)(x[(column + i) * p + q])
 
 
 @inlined
 def _finite(o, begin, end):
-    """Whether the numbers of the result from `begin` to `end` are finite: then holes have added 0·x = 0 to them."""
+    """Whether the results from `begin` to `end` are finite, and so unspoilt by holes, which have added 0·x = 0."""
     found = True
     for i in range(begin, end):
         found &= o.out[i] * o.zero == o.zero
@@ -289,7 +291,7 @@ def _finite(o, begin, end):
 
 @compiled
 def product_diagonals(o, piece, pieces):
-    """A·x of the rows of a piece; rows that get an infinity or a NaN are added anew with a test for each place.
+    """A·x of the rows of a piece; where the sums are not finite, once more with a test of each place.
 
     Entry d of row r is in column r + columns[d] at ptr[d] + r. Places outside the values are not read.
     """
@@ -300,10 +302,10 @@ def product_diagonals(o, piece, pieces):
         for i in range(U(row) * o.p, U(stop) * o.p):
             o.out[i] = o.zero
         for d in range(o.n_ptr):
-            offset, at = np.int64(o.columns[d]), np.int64(o.ptr[d])
-            begin, end = max(row, -offset, -at), min(stop, np.int64(o.n_cols) - offset, np.int64(o.n_places) - at)
+            offset, place = np.int64(o.columns[d]), np.int64(o.ptr[d])
+            begin, end = max(row, -offset, -place), min(stop, np.int64(o.n_cols) - offset, np.int64(o.n_places) - place)
             if begin < end:
-                _add_run(o, U(at + begin), U(begin), U(begin + offset), U(end - begin), tested)
+                _add_run(o, U(place + begin), U(begin), U(begin + offset), U(end - begin), tested)
         tested = not (tested or o.masked == U(0) or _finite(o, U(row) * o.p, U(stop) * o.p))
         row = row if tested else stop
 

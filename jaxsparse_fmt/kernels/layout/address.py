@@ -8,7 +8,7 @@
 
 A rule is static and hashable, and reads arrays of NumPy or JAX by name. It has two forms, which agree: `slots` computes
 the row and the j of every stored place (for conversion, references and coordinates), and `walks` the addresses that the
-lanes of a kernel visit. All rules but Jagged store in chunks of C places, one for each lane of a slice.
+lanes of a kernel visit. All rules but Jagged store chunks of C places, one for each lane of a slice.
 """
 
 import dataclasses
@@ -29,19 +29,19 @@ GROUPS = 6  # of a bisected warp: 32, 16, 8, 4, 2 and 1 rows
 
 @dataclasses.dataclass
 class Walk:
-    """The entries that each lane of a tile visits: entry e of a lane is at base + e·step where e < count.
+    """The entries that each lane of a tile visits: entry e < count of a lane is at base + e·step.
 
     Attributes:
       row: [lanes], the storage row of a lane's entries.
       base: [lanes]; step: a number.
       count: entries of a lane, a scalar or [lanes]; longest: the largest count, a scalar.
-      first: the first chunk of the lane's slice, a scalar or [lanes]; None where there is only one slice.
-      lane: [lanes], place of a lane's entry 0 in its slice.
+      first: the first chunk of the lane's slice, a scalar or [lanes]; None if there is only one slice.
+      lane: [lanes], the place of a lane's entry 0 in its slice.
       matrix_row: [lanes], the row of the matrix that is stored as `row`.
       inside: [lanes], whether the lane exists; None: all do.
-      threads, stride: so many lanes, at distances of `stride`, take one row, and the kernel adds their sums.
+      threads, stride: the number of lanes that take one row, and their distance; the kernel adds their sums.
       keep: [lanes], whether the lane holds the sum of its row; None: every lane does.
-      entry_of: what `entry` returns, where the address does not follow from base and step.
+      entry_of: the function `entry`, if the address does not follow from base and step.
     """
 
     row: Any
@@ -59,7 +59,7 @@ class Walk:
     entry_of: Callable[[Any], tuple[Any, Any]] | None = None
 
     def entry(self, e: Any) -> tuple[Any, Any]:
-        """The address of entry e in every lane, and in which lanes there is one."""
+        """The address of entry e, and whether there is one: [lanes] each."""
         if self.entry_of is not None:
             return self.entry_of(e)
         live = e < self.count
@@ -76,7 +76,7 @@ class Chunked:
     lanes: int
 
     def bounds(self, xp: Any, arrays: Arrays, n_stored: int) -> tuple[Any, Any]:
-        """First chunk and number of chunks of each slice, [n_slices]. `xp` is NumPy or jax.numpy, here as below."""
+        """First chunk and number of chunks of each slice, [n_slices]; `xp` is NumPy or jax.numpy."""
         ptr = arrays.get("slice_ptr")
         if ptr is None:
             return xp.zeros(1, np.int32), xp.full(1, n_stored // self.lanes, np.int32)
@@ -97,8 +97,8 @@ class Chunked:
 class Slices(Chunked):
     """Slices of C rows, stored column by column; `threads` lanes take one row, which does not change the storage.
 
-    A row ends at its length where `row_lengths` are given, else with its slice. With `falling`, lengths fall from row
-    to row, `row_lengths` has one for every `falling` rows, and a tile reads its first.
+    A row ends at its length if `row_lengths` are given, else with its slice. With `falling`, lengths fall from row to
+    row, `row_lengths` has one for every `falling` rows, and a tile reads its first.
     """
 
     n_rows: int
@@ -202,11 +202,12 @@ class Subwarp(Chunked):
 class Bisected(Chunked):
     """Warps of 32 sorted rows in six groups; in group g the first 32 / 2^g rows have 2^g lanes each.
 
-    A group is a slice of 32 lanes, so `slice_ptr` has [6·warps + 1] numbers.
+    A group is a slice of 32 lanes: `slice_ptr` [6·warps + 1].
     """
 
     n_rows: int
     lanes: int = WARP
+    threads = 1
 
     @property
     def width(self) -> int:
@@ -252,6 +253,8 @@ class Jagged:
     """Rows sorted by falling length; column j holds entry j of the rows that have one, and padding."""
 
     n_rows: int
+    lanes = 0  # it stores no chunks
+    threads = 1
 
     @property
     def width(self) -> int:
@@ -297,9 +300,9 @@ Address: TypeAlias = Slices | Subwarp | Bisected | Jagged | Starts
 
 
 def expand_ptr(xp: Any, ptr: Any, total: int) -> Any:
-    """i for each place from ptr[i] to ptr[i + 1]: int32 [total]; of CSR's row_ptr, the row of each entry.
+    """i for each place from ptr[i] to ptr[i + 1]: int32 [total]; for CSR's row_ptr, the row of each entry.
 
-    On a device it counts the starts at or before each place. jnp.repeat has twice the operations to compile.
+    On a device it counts the starts up to each place; jnp.repeat would compile twice the operations.
     """
     if xp is np:
         return np.repeat(np.arange(ptr.shape[0] - 1, dtype=np.int32), np.diff(ptr))
@@ -315,10 +318,10 @@ def row_pointers(row: Any, n_rows: int) -> Any:
 
 
 def when_run(a: Any) -> Any:
-    """`a`, a part of a pattern of which something is to be computed when the program runs, not when it is compiled.
+    """`a`, a part of a pattern, such that XLA computes what depends on it when the program runs.
 
-    The pattern of a matrix that a function closes over is constant. XLA would compute what depends on it alone, a
-    running sum of 400,000 numbers in 7 s.
+    The pattern of a matrix that a function closes over is constant, and XLA evaluates constant expressions while it
+    compiles: a running sum of 400,000 entries in 7 s.
     """
     return a if isinstance(a, np.ndarray) else lax.optimization_barrier(a)
 

@@ -9,10 +9,10 @@
 `in_kernel` decodes in Pallas kernels, the same code in Triton, Mosaic GPU and the interpreter; `of_chunks` decodes in
 NumPy or jax.numpy. A rule is static and hashable. CSR5 has 16-bit columns of its own, which `tiles.py` decodes.
 
-A column from n_cols on means padding. Diagonal and Blocked also store padding at valid columns; then `pattern`
-separates entries from padding: one bit a place, uint8, little-endian. If some entry is zero, the rule `reads_pattern`,
-and kernels read the bits. Otherwise a kernel takes every value of zero for padding, even an entry that later becomes
-zero: by `with_data`, or in `astype` where it underflows.
+A column from n_cols on means padding. Diagonal and Blocked also store padding at valid columns; then the bits of
+`pattern` (uint8, little-endian, one per place) separate entries from padding. Kernels read the bits only if some entry
+is zero (`reads_pattern`). Otherwise a kernel takes every value of zero for padding, even an entry that later becomes
+zero: by `with_data`, or in `astype` by underflow.
 """
 
 import dataclasses
@@ -35,11 +35,12 @@ class Explicit:
 
     offset: int = 0
     unit = 1  # entries with one index
-    implied = False  # whether the kernel computes the column without loading an index of the entry
+    implied = False  # whether the kernel computes the column without loading an index per entry
 
     def in_kernel(self, d: Any, arrays: Arrays, walk: Walk, entries: list, n_cols: int) -> list:
-        """For each of `entries`, (e, address, live): (the column in every lane, in which lanes there is one)."""
-        columns = [d.load(arrays["col_idx"], at - self.offset, live, n_cols, once=True) for _, at, live in entries]
+        """For each of `entries`, (e, address, live): the column [lanes], and whether there is one [lanes]."""
+        col_idx = arrays["col_idx"]
+        columns = [d.load(col_idx, address - self.offset, live, n_cols, once=True) for _, address, live in entries]
         return [(c, c < n_cols) for c in columns]
 
     def of_chunks(self, arrays: Arrays, lanes: int, chunk: Any, owner: Any, shape: tuple[int, int]) -> Any:
@@ -57,7 +58,8 @@ class Delta:
     def in_kernel(self, d: Any, arrays: Arrays, walk: Walk, entries: list, n_cols: int) -> list:
         last = jnp.int32(arrays["col_base"].shape[0] - 1)
         bases = [_per_slice(d, arrays["col_base"], jnp.minimum(walk.chunk(e), last), live) for e, _, live in entries]
-        deltas = [d.load(arrays["delta"], at, live, PADDING, once=True).astype(jnp.int32) for _, at, live in entries]
+        delta = arrays["delta"]
+        deltas = [d.load(delta, address, live, PADDING, once=True).astype(jnp.int32) for _, address, live in entries]
         return [(b + u, u != PADDING) for b, u in zip(bases, deltas, strict=True)]
 
     def of_chunks(self, arrays: Arrays, lanes: int, chunk: Any, owner: Any, shape: tuple[int, int]) -> Any:
@@ -122,8 +124,8 @@ class Blocked:
         for i, (e, _, live) in enumerate(entries):
             if i % self.columns == 0:
                 k = lax.div(walk.chunk(e), _like(walk.chunk(e), self.columns, d))
-                at = k.astype(walk.base.dtype) * across + lane
-                block = d.load(arrays["block_col"], at, live, -(-n_cols // self.columns))
+                index = k.astype(walk.base.dtype) * across + lane
+                block = d.load(arrays["block_col"], index, live, -(-n_cols // self.columns))
             c = block * self.columns + i % self.columns
             columns.append((c, c < n_cols))
         return columns
@@ -143,7 +145,7 @@ class Consecutive:
     implied = True
 
     def in_kernel(self, d: Any, arrays: Arrays, walk: Walk, entries: list, n_cols: int) -> list:
-        return [(at.astype(jnp.int32), live & (at < n_cols)) for _, at, live in entries]
+        return [(address.astype(jnp.int32), live & (address < n_cols)) for _, address, live in entries]
 
     def of_chunks(self, arrays: Arrays, lanes: int, chunk: Any, owner: Any, shape: tuple[int, int]) -> Any:
         return chunk[:, None] * lanes + jnp.arange(lanes)
@@ -190,10 +192,11 @@ def _namespace(arrays: Arrays) -> Any:
 
 
 def pack_pattern(present: Any) -> tuple[Any, int]:
-    """`pattern` from which places with a valid column hold an entry, and how many hold none; None if all do.
+    """`pattern`, and the number of places that hold no entry; None and 0 if all places do.
 
     Args:
-      present: [n_stored] bool, of NumPy or on a device; the result is where `present` is.
+      present: [n_stored] bool, in NumPy or on a device, as the result: whether a place holds an entry or lies outside
+        the matrix.
     """
     if isinstance(present, np.ndarray):
         bits, n_holes = np.packbits(present, bitorder="little"), present.size - int(np.count_nonzero(present))
@@ -213,17 +216,17 @@ def unpack_pattern(pattern: Any, n_stored: int) -> Any:
     return xp.unpackbits(pattern, count=n_stored, bitorder="little").astype(bool)
 
 
-def alive(d: Any, column: Any, pattern: Any, at: Any, live: Any, value: Any) -> Any:
-    """In a kernel: whether the place at `at`, holding `value`, is an entry."""
+def alive(d: Any, column: Any, pattern: Any, address: Any, live: Any, value: Any) -> Any:
+    """In a kernel: whether the place at an address, holding `value`, is an entry."""
     if not column.reads_pattern:
         return value != 0
-    bits = d.load(pattern, lax.div(at, d.full(8, at.dtype)), live, 0).astype(jnp.int32)
-    mask = lax.shift_left(d.full(1, jnp.int32), lax.rem(at, d.full(8, at.dtype)).astype(jnp.int32))
+    bits = d.load(pattern, lax.div(address, d.full(8, address.dtype)), live, 0).astype(jnp.int32)
+    mask = lax.shift_left(d.full(1, jnp.int32), lax.rem(address, d.full(8, address.dtype)).astype(jnp.int32))
     return lax.bitwise_and(bits, mask) != 0
 
 
 def _per_slice(d: Any, ref: Any, idx: Any, live: Any) -> Any:
-    """ref[idx]; idx is a scalar where all lanes lie in one slice, else [lanes]."""
+    """ref[idx]; idx is a scalar if all lanes lie in one slice, else [lanes]."""
     return d.load(ref, idx) if idx.ndim == 0 else d.load(ref, idx, live, 0)
 
 

@@ -1,16 +1,16 @@
-"""The tiles of CSR5: storage in which every lane has as many entries, whatever rows they belong to.
+"""The tiles of CSR5: every lane holds equally many entries, whatever rows they belong to.
 
 A tile is `entries` × `lanes` places, stored entry by entry, so that loads coalesce. Each of its lanes holds the next
-`entries` entries of the tile's rows in CSR's order; where eight lanes hold one row, they take its entries in turn. A
-lane writes a sum where the index of an entry has a mark:
+`entries` entries of the tile's rows in CSR's order; eight lanes that hold one row take its entries in turn. A mark in
+the index of an entry ends a row:
 
-    lane_row      [n_tiles·lanes] int32, the row of a lane's first entry; −1 − row where it began in a lane before
+    lane_row      [n_tiles·lanes] int32, the row of a lane's first entry; −1 − row if it began in an earlier lane
     hops          [n_tiles] int32, the most lanes over which a row continues after the lane in which it begins
-    marked_col    [n_stored] int32, columns; the sign bit marks the last entry of a row; n_cols in padding
+    marked_col    [n_stored] int32, columns; the sign bit is the mark; n_cols in padding
     marked_delta  [n_stored] uint16 instead, above the tile's least column `col_base` [n_tiles]: 0x8000 is the mark,
                   0x7FFF padding
-    windows       [n_tiles·64] int32 instead of `col_base`: where the windows of a tile begin. In a delta 6 bits number
-                  the window, and 9 are the place in it.
+    windows       [n_tiles·64] int32 instead of `col_base`, the first columns of a tile's 64 windows of 512 columns: 6
+                  bits of a delta number the window, and 9 are the column in it
 """
 
 import dataclasses
@@ -40,9 +40,9 @@ class Tiles:
       n_stored: places.
       lanes, entries: of a tile.
       n_pieces: the number of rows, the last ones, that are pieces.
-      kept_rows: at least the rows of any tile, if a block keeps its sums of one right-hand side in shared memory until
-        it has them all; else 0.
-      most_hops: at least the hops of any tile.
+      kept_rows: an upper bound of the rows of a tile, if a block keeps the sums of one right-hand side in shared memory
+        until it has them all; else 0.
+      most_hops: an upper bound of the hops of a tile.
     """
 
     shape: tuple[int, int]
@@ -83,30 +83,33 @@ class Tiles:
         is_first = jnp.concatenate([lane_row >= 0, last[:, :-1]], axis=1)
         row, is_first = row.reshape(-1), is_first.reshape(-1)
         index = index_dtype(self.n_stored)
-        at = jnp.arange(self.n_stored, dtype=index).reshape(self.n_tiles, self.lanes, self.entries)
-        at = jnp.swapaxes(in_turn(jnp, at, jnp.swapaxes(row.reshape(shape), 1, 2)), 1, 2).reshape(-1)
+        entry = jnp.arange(self.n_stored, dtype=index).reshape(self.n_tiles, self.lanes, self.entries)
+        entry = jnp.swapaxes(in_turn(jnp, entry, jnp.swapaxes(row.reshape(shape), 1, 2)), 1, 2).reshape(-1)
         live = col < n_cols
         begin = jnp.zeros(n_rows, index).at[jnp.where(live & is_first, row, n_rows)]
-        begin = begin.set(at, mode="drop", unique_indices=True)  # of each row; atomics for every place would cost more
+        # Of each row; atomics for every place would cost more.
+        begin = begin.set(entry, mode="drop", unique_indices=True)
         row = jnp.minimum(row, n_rows - 1)
-        return row, col, jnp.where(live, at - take(begin, row), 0).astype(jnp.int32)
+        return row, col, jnp.where(live, entry - take(begin, row), 0).astype(jnp.int32)
 
     def decoder(self, d: Any, index: Arrays, tile: Any) -> Any:
-        """In a kernel, the function that decodes columns: places of a trip -> (column, whether there is one, whether
-        the entry is the last of its row).
+        """In a kernel, the function of places of a trip that gives for each its column, whether there is one, and
+        whether the entry is the last of its row.
         """
         n_cols, size = self.shape[1], self.lanes * self.entries
         address = index_dtype(self.n_stored)
 
+        first = tile.astype(address) * size
+
         def wide(places):
-            loaded = [d.load(index["marked_col"], own + place, None, n_cols, once=True) for place in places]
+            loaded = [d.load(index["marked_col"], first + place, None, n_cols, once=True) for place in places]
             found = [(lax.bitwise_and(c, d.full(COLUMN, jnp.int32)), c < 0) for c in loaded]
             return [(c, c < n_cols, last) for c, last in found]
 
         def narrow(places):
             base = None if "windows" in index else d.load(index["col_base"], tile)
             low = d.full(NARROW_PADDING, jnp.int32)
-            loaded = [d.load(index["marked_delta"], own + place, None, NARROW_PADDING, once=True) for place in places]
+            loaded = [d.load(index["marked_delta"], first + place, None, NARROW_PADDING, once=True) for place in places]
             loaded = [u.astype(jnp.int32) for u in loaded]
             found = [(lax.bitwise_and(u, low), u >= MARK) for u in loaded]
             if base is not None:
@@ -117,25 +120,24 @@ class Tiles:
             cols = [begin + lax.bitwise_and(u, within) for begin, (u, _) in zip(begins, found, strict=True)]
             return [(col, u != NARROW_PADDING, last) for col, (u, last) in zip(cols, found, strict=True)]
 
-        own = tile.astype(address) * size
         return narrow if "marked_delta" in index else wide
 
 
-def in_turn(xp: Any, at: Any, row: Any) -> Any:
-    """`at`, which entry each place takes, with `IN_TURN` lanes in turn wherever they hold one row and no padding.
+def in_turn(xp: Any, entry: Any, row: Any) -> Any:
+    """The entry of each place if `IN_TURN` lanes that hold one row, without padding, take its entries in turn.
 
-    Such lanes read neighbours of x together: where rows are dense, far fewer lines of the L1 cache.
+    Such lanes read neighbours of x together: far fewer lines of the L1 cache if rows are dense.
 
     Args:
-      at, row: [n_tiles, lanes, entries] in the order of the entries; `at` stays at one entry in padding.
+      entry, row: of each place, [n_tiles, lanes, entries], in the order of the entries; padding repeats an entry.
     """
-    n_tiles, lanes, entries = shape = at.shape
+    n_tiles, lanes, entries = shape = entry.shape
     group = min(IN_TURN, lanes)
-    at, row = (a.reshape(n_tiles, lanes // group, group, entries) for a in (at, row))
-    first, last = at[..., :1, :1], at[..., -1:, -1:]
+    entry, row = (a.reshape(n_tiles, lanes // group, group, entries) for a in (entry, row))
+    first, last = entry[..., :1, :1], entry[..., -1:, -1:]
     whole = (row[..., :1, :1] == row[..., -1:, -1:]) & (last - first == group * entries - 1)
     turn = xp.arange(entries) * group + xp.arange(group)[:, None]
-    return xp.where(whole, first + turn.astype(at.dtype), at).reshape(shape)
+    return xp.where(whole, first + turn.astype(entry.dtype), entry).reshape(shape)
 
 
 def marked(xp: Any, col: Any, last: Any) -> Any:
@@ -144,7 +146,7 @@ def marked(xp: Any, col: Any, last: Any) -> Any:
 
 
 def words(xp: Any, flags: Any) -> Any:
-    """A bit for every flag of a lane: [n_tiles, entries, lanes] -> uint32 [n_tiles, ⌈entries / 32⌉, lanes]."""
+    """The flags [n_tiles, entries, lanes] as bits of uint32 [n_tiles, ⌈entries / 32⌉, lanes]."""
     tiles, entries, lanes = flags.shape
     bit = xp.arange(min(entries, 32), dtype=np.uint32)[:, None]
     return xp.sum(flags.reshape(tiles, -1, bit.shape[0], lanes).astype(np.uint32) << bit, axis=2, dtype=np.uint32)
