@@ -41,7 +41,7 @@ except ModuleNotFoundError:
 Operator: TypeAlias = lx.AbstractLinearOperator
 
 SELF_ADJOINT = (cg, fcg, minres)
-# lineax's messages are fixed. Its "breakdown" advises another solver, which is what all other statuses need.
+# lineax's messages are fixed. Its "breakdown", for all other statuses, advises another solver.
 RESULTS = {
     Status.CONVERGED: lx.RESULTS.successful,
     Status.ROUNDED: lx.RESULTS.successful,
@@ -51,8 +51,8 @@ RESULTS = {
     Status.NON_FINITE: lx.RESULTS.nonfinite_input,
     Status.OUT_OF_RANGE: lx.RESULTS.nonfinite_input,
 }
-# Arguments that lineax passes on or differentiates, that refine makes by itself, or, as callback, that must run in
-# order, which lineax cannot guarantee.
+# Arguments that lineax passes on or differentiates, `inner`, which refine makes by itself, and `callback`, whose order
+# lineax cannot guarantee.
 NOT_SETTINGS = ("A", "b", "x0", "M", "damp", "inner", "callback", "adjoint")
 
 
@@ -150,10 +150,11 @@ class _Solver(lx.AbstractLinearSolver):
         zero, unravel = ravel_pytree(unknown)
         M: Any = options.get("preconditioner")
         y0 = options.get("y0")
+        types = jax.tree.map(jax.typeof, unknown)
         if isinstance(M, Operator):
             if not _alike(M.in_structure(), unknown) or not _alike(M.out_structure(), unknown):
                 raise ValueError(
-                    f"the preconditioner must take and return vectors like the unknowns, {_types(unknown)}; got one "
+                    f"the preconditioner must take and return vectors like the unknowns, {types}; got one "
                     f"from {M.in_structure()} to {M.out_structure()}"
                 )
             M = _flat(lx.linearise(M), unravel, zero.dtype)
@@ -161,20 +162,22 @@ class _Solver(lx.AbstractLinearSolver):
             raise TypeError(f"the preconditioner must be an operator of lineax or have @; got {type(M).__name__}")
         if y0 is not None and not _alike(y0 := jax.tree.map(owned, y0), unknown):
             raise ValueError(
-                f"y0 must have the structure, shapes and dtypes of the unknowns, {_types(unknown)}; got {_types(y0)}"
+                f"y0 must have the structure, shapes and dtypes of the unknowns, {types}; got "
+                f"{jax.tree.map(jax.typeof, y0)}"
             )
         A = _flat(state, unravel, zero.dtype)
         if self.method is lsmr and is_function(A):
             A = A, _flat(lx.conj(state).transpose(), unravel_b, b.dtype)
         if lx.is_negative_semidefinite(state) and self.method is not lsmr:
             A, b = _negative(A), -b
-        given = {"x0": None if y0 is None else ravel_pytree(y0)[0], "M": M}
-        given = {name: value for name, value in given.items() if value is not None}  # else the method has its own
-        if self.method is direct and given:
-            option = "preconditioner" if "M" in given else "y0"
-            raise TypeError(f"direct takes no {option}: leave it out of the options")
-        if self.method is direct and is_function(A):
-            raise TypeError("Krylov(direct) needs a SparseOperator, whose entries it factors")
+        # What is not given is left to the method, which has its own defaults.
+        given = ({} if y0 is None else {"x0": ravel_pytree(y0)[0]}) | ({} if M is None else {"M": M})
+        if self.method is direct:
+            if given:
+                option = "preconditioner" if "M" in given else "y0"
+                raise TypeError(f"direct takes no {option}: leave it out of the options")
+            if is_function(A):
+                raise TypeError("Krylov(direct) needs a SparseOperator, whose entries it factors")
         sol = self.method(A, b, **given, **self.settings)
         stats = {"num_steps": sol.n_iterations, "residual_norm": sol.residual_norm, "status": sol.code}
         stats |= {"max_steps": self.settings.get("maxiter")}  # as lineax's own solvers do
@@ -212,10 +215,10 @@ class Krylov(_Solver):
     `direct` takes neither, nor `max_steps`, and needs a SparseOperator, whose entries it factors.
 
     An operator tagged negative semidefinite is solved as −A·x = −b with a positive definite preconditioner, as lineax's
-    CG does. Krylov needs no tag; where a matrix does not suit the method, the status reports it.
+    CG does. Krylov needs no tag; the status reports a matrix that does not suit the method.
 
-    The solution's `stats` hold "num_steps", "max_steps", "residual_norm" (true), the `Status` as a number in "status",
-    which is more detailed than lineax's result, and "history" if it was requested.
+    The solution's `stats` hold "num_steps", "max_steps", "residual_norm" (true), "history" if requested, and in
+    "status" the `Status` as a number, more detailed than lineax's result.
     """
 
     def __init__(self, method: Callable[..., Solution] = cg, /, *, max_steps: int | None = None, **settings: Any):
@@ -278,7 +281,7 @@ class LeastSquares(_Solver):
 
 
 def _flat(operator: Operator, unravel: Callable[[Array], Any], dtype: Any) -> Any:
-    """The operator on raveled vectors: its matrix if it has one, whose basis methods enter; else a function."""
+    """The operator on raveled vectors: its matrix if it has one, whose basis the methods enter; else a function."""
     while isinstance(operator, lx.TaggedLinearOperator):
         operator = operator.operator
     if isinstance(operator, SparseOperator):
@@ -304,15 +307,12 @@ def _conj(A: Any) -> Any:
     return jax.tree.map(lambda a: jnp.conj(a) if jnp.iscomplexobj(a) else a, A)
 
 
-def _types(tree: Any) -> Any:
-    """The dtypes and shapes of the leaves, for messages."""
-    return jax.tree.map(jax.typeof, tree)
-
-
 def _alike(a: Any, b: Any) -> bool:
-    """Whether two pytrees have the same shapes and dtypes."""
-    of_a, of_b = ([(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)] for tree in (a, b))
-    return jax.tree.structure(a) == jax.tree.structure(b) and of_a == of_b
+    """Whether two pytrees have the same structure, shapes and dtypes."""
+    if jax.tree.structure(a) != jax.tree.structure(b):
+        return False
+    leaves = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return all((x.shape, x.dtype) == (y.shape, y.dtype) for x, y in leaves)
 
 
 # ------------------------------------------------------------------------------------ what lineax needs of an operator
@@ -340,19 +340,19 @@ def _(operator: SparseOperator) -> tuple[Array, Array, Array]:
     A, n = operator.matrix, operator.in_size() - 1
     stored, side = (A, 1) if hasattr(A, "entries") else (A.T, -1)
 
-    def beside(offset: int) -> Array:
+    def diagonal(offset: int) -> Array:
         if not hasattr(stored, "entries"):
             return jnp.diagonal(operator.as_matrix(), offset)
         row, col, _, value = stored.entries()
-        at = jnp.where(col - row == side * offset, jnp.minimum(row, col), n)  # padding has column n + 1, and drops out
-        return jnp.zeros(n, operator.dtype).at[at].add(value.astype(operator.dtype), mode="drop")
+        place = jnp.where(col - row == side * offset, jnp.minimum(row, col), n)  # padding, in column n + 1, drops out
+        return jnp.zeros(n, operator.dtype).at[place].add(value.astype(operator.dtype), mode="drop")
 
-    return lx.diagonal(operator), beside(-1), beside(1)
+    return lx.diagonal(operator), diagonal(-1), diagonal(1)
 
 
 @lx.is_symmetric.register(SparseOperator)
 def _(operator: SparseOperator) -> bool:
-    is_complex = jnp.issubdtype(operator.dtype, jnp.complexfloating)  # and semidefinite is Hermitian then
+    is_complex = jnp.issubdtype(operator.dtype, jnp.complexfloating)  # then semidefinite means Hermitian
     semidefinite = () if is_complex else (lx.positive_semidefinite_tag, lx.negative_semidefinite_tag)
     return not operator.tags.isdisjoint((lx.symmetric_tag, lx.diagonal_tag, *semidefinite))
 

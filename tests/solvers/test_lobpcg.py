@@ -82,9 +82,9 @@ def test_derivatives_under_vmap_are_those_of_perturbation_theory():
     got = quick_jit(jax.vmap(lambda s: jax.jvp(first, (s * jnp.asarray(a),), (jnp.asarray(along),))[1]))(scales)
     for i, s in enumerate(scales):
         w, v = np.linalg.eigh(s * a)
-        moved, gaps = v.T @ along @ v[:, :3], w[:3] - w[:, None]
-        dv = v @ np.where(gaps == 0, 0, moved / np.where(gaps == 0, 1, gaps))
-        np.testing.assert_allclose(got[0][i], np.diag(moved), rtol=1e-8)
+        change, gaps = v.T @ along @ v[:, :3], w[:3] - w[:, None]
+        dv = v @ np.where(gaps == 0, 0, change / np.where(gaps == 0, 1, gaps))
+        np.testing.assert_allclose(got[0][i], np.diag(change), rtol=1e-8)
         np.testing.assert_allclose(got[1][i], weights @ (2 * v[:, :3] * dv), rtol=1e-6)
 
 
@@ -94,7 +94,6 @@ def test_derivatives_under_vmap_are_those_of_perturbation_theory():
         (np.eye(5), 2, {"which": "LM"}, "SA, LA"),
         (np.eye(5), 2, {"X0": np.ones((5, 1))}, "from 2 to 5"),
         (np.eye(5), 2, {"X0": np.ones(5)}, "as columns"),
-        (np.eye(5), 2, {"M": np.eye(4)}, "M has shape"),
         (lambda v: v, 2, {}, "pass X0"),
         (np.eye(5), 2, {"M": lambda r: 1j * r}, "drop its imaginary part; make X0 complex"),
     ],

@@ -35,16 +35,7 @@ def norms(A, x, b, damp: float = 0.0):
 @pytest.mark.parametrize("damp", [0.0, 0.7])
 @pytest.mark.parametrize(
     ("A", "b"),
-    few(
-        [
-            (TALL, B),
-            (TALL, TALL @ RNG.standard_normal(N_)),
-            (SQUARE, B[:N_]),
-            (SINGULAR, B),
-            (SINGULAR.T, B[:N_]),
-        ],
-        2,
-    ),
+    few([(TALL, B), (TALL, TALL @ RNG.standard_normal(N_)), (SQUARE, B[:N_]), (SINGULAR, B), (SINGULAR.T, B[:N_])], 2),
     ids=["over", "over, consistent", "square", "over, singular", "under, singular"],
 )
 def test_the_shortest_least_squares_solution_is_lapacks(A, b, damp):
@@ -205,11 +196,12 @@ def test_complex_gradients_in_the_values_of_a_format_are_those_of_the_dense_solu
     S = sp.random_array((12, 7), density=0.6, rng=np.random.default_rng(4), format="csr")
     S = sp.csr_array(S + 1j * sp.csr_array(S)[::-1])
     stored, b = jsf.from_scipy(S, "csr"), jnp.asarray(B[:12])
-    ours = lambda data: jnp.sum(jnp.abs(lsmr(stored.with_data(data), b, rtol=1e-12).x) ** 4)  # noqa: E731
-    exact = lambda data: jnp.sum(  # noqa: E731
-        jnp.abs(by_normal_equations(stored.with_data(data).todense(), b + 0j, None)) ** 4
-    )
-    got, want = (quick_jit(jax.grad(f))(stored.data) for f in (ours, exact))
+
+    def gradient(solve):
+        return quick_jit(jax.grad(lambda data: jnp.sum(jnp.abs(solve(stored.with_data(data))) ** 4)))(stored.data)
+
+    got = gradient(lambda A: lsmr(A, b, rtol=1e-12).x)
+    want = gradient(lambda A: by_normal_equations(A.todense(), b + 0j, None))
     np.testing.assert_allclose(got, want, rtol=0, atol=1e-7 * float(jnp.max(jnp.abs(want))))
 
 
@@ -232,11 +224,8 @@ def test_a_derivative_whose_own_solve_fails_is_nan():
         (TALL, B[:5], {}, ValueError, r"\(40, 25\), and b of length 5"),
         (TALL, B, {"x0": B}, ValueError, r"x0 has shape \(40,\)"),
         (TALL, B, {"damp": -1.0}, ValueError, "damp must be a number from 0 up"),
-        (TALL, B, {"M": np.eye(M_)}, ValueError, r"M has shape \(40, 40\)"),
         ((lambda v: v, lambda u: u[:3]), B, {}, ValueError, "back to"),
         (np.zeros((0, 3)), np.zeros(0), {}, ValueError, "b is empty"),
-        (TALL, B, {"tol": 1e-3}, TypeError, "rtol"),
-        (TALL, B, {"M": lambda r: 1j * r}, TypeError, "drop its imaginary part; make b complex"),
         (TALL, {"a": B}, {}, TypeError, r"b must be one array.*ravel_pytree"),
     ],
 )

@@ -214,11 +214,7 @@ def with_entry(value: float) -> np.ndarray:
         (incomplete_cholesky, [[2.0, 1.0], [1.0, 0.0]], r"its diagonal is 0 in row 1"),
         (incomplete_lu, [[2.0, 1.0], [1.0, 0.0]], "zero on its diagonal in row 1"),
         (incomplete_lu, sp.csr_array(([2.0, 1.0, 0.0], ([0, 0, 1], [0, 1, 1]))), "zero on its diagonal in row 1"),
-        (
-            incomplete_cholesky,
-            np.diag([2.0, -3.0]),
-            "its diagonal is -3 in row 1; use incomplete_lu",
-        ),
+        (incomplete_cholesky, np.diag([2.0, -3.0]), "its diagonal is -3 in row 1; use incomplete_lu"),
         (incomplete_cholesky, with_entry(np.nan), "needs finite entries; A has nan in row 4"),
         (incomplete_lu, with_entry(np.inf), "needs finite entries; A has inf in row 4"),
     ],

@@ -155,13 +155,8 @@ def with_points_alone() -> sp.csr_array:
 @pytest.mark.parametrize(
     ("S", "options", "rtol", "most", "levels"),
     [
-        (
-            neumann(8),
-            {"max_coarse": 3},
-            1e-10,
-            14,
-            None,
-        ),  # its coarsest level holds little but rounding of ones
+        # Its coarsest level holds little but rounding of ones.
+        (neumann(8), {"max_coarse": 3}, 1e-10, 14, None),
         (with_points_alone(), {"max_coarse": 30}, 1e-9, 16, None),  # rows without neighbours, and two pieces
         (sp.csr_array(sp.diags_array(np.arange(1.0, 601))), {}, 1e-9, 16, None),
         # Weak couplings are followed where the smoother alone would not do.
@@ -246,9 +241,9 @@ def test_a_stronger_cycle_leaves_a_smaller_error():
 
 def test_a_diverging_cycle_warns():
     indefinite = sp.csr_array(CUBE - 2.5 * sp.eye_array(216))
-    with pytest.warns(RuntimeWarning, match="diverges") as told:
+    with pytest.warns(RuntimeWarning, match="diverges") as caught:
         multigrid(indefinite, max_coarse=20)
-    assert told[0].filename == __file__
+    assert caught[0].filename == __file__
 
 
 LARGE = jsf.gallery.poisson(17)

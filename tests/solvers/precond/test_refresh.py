@@ -155,18 +155,12 @@ def test_a_matrix_of_another_kind_is_refused(name):
 
 
 @pytest.mark.deep
-@factors
-def test_values_without_factors_are_refused_outside_jit_and_end_a_solve_inside(name):
-    _, A = system(name)
-    M, b = MAKE[name](A), np.ones(N)
-    bad = A.with_data(A.data.at[0].set(np.nan))
-    with pytest.raises(ValueError, match="needs finite entries; A has nan in row 0"):
-        M.refreshed(bad)
+def test_values_without_factors_are_refused_outside_jit_and_end_a_solve_inside():
+    _, A = system("incomplete_cholesky")
+    M, b = incomplete_cholesky(A), np.ones(N)
     zero = A.with_data(jnp.where(jnp.arange(A.nnz) == 0, 0.0, A.data))
     with pytest.raises(ValueError, match=r"diagonal .*in row 0"):
         M.refreshed(zero)
-    if name == "incomplete_lu":
-        return  # a solve of its own would compile for long
     sol = jax.jit(lambda M, A, Z: cg(A, b, M=M.refreshed(Z)))(M, A, zero)
     assert sol.status is Status.NON_FINITE and np.all(np.isfinite(sol.x))
 
