@@ -256,7 +256,7 @@ def _product_with_zeros(S: Csr, R: Csr) -> Csr:
         imaginary = np.random.default_rng(0).uniform(1, 2, S.nnz).astype(S.dtype)
         C = with_data(S, S.data + 1j * imaginary) @ R
         if _is_whole(C):
-            return with_data(C, C.data.real)
+            return with_data(C, C.data.real.copy())
     return _with_zeros(S @ R, operator.matmul, S, R)
 
 

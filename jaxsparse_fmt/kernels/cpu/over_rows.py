@@ -70,17 +70,10 @@ def in_pieces(f: Callable[..., tuple[np.ndarray, ...]], *arrays: np.ndarray, pla
 
 def in_some_piece(f: Callable[..., Any], *arrays: np.ndarray) -> bool:
     """Whether f(*pieces) holds for some piece of the arrays [n], asked on every core until it does."""
-    begins, found = iter(range(0, len(arrays[0]), PLACES)), []
-
-    def thread() -> None:
-        for begin in begins:
-            if found:
-                return
-            if f(*(a[begin : begin + PLACES] for a in arrays)):
-                found.append(True)
-
-    in_threads(thread, -(-len(arrays[0]) // PLACES))
-    return bool(found)
+    begins = range(0, len(arrays[0]), PLACES)
+    if len(begins) == 1:
+        return bool(f(*arrays))
+    return any(_threads().map(lambda begin: f(*(a[begin : begin + PLACES] for a in arrays)), begins))
 
 
 @functools.cache
