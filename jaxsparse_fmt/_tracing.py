@@ -12,6 +12,11 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 
+def is_traced(*trees: Any) -> bool:
+    """Whether a leaf is traced, by jit, vmap or a derivative."""
+    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(trees))
+
+
 def is_on_cpu(a: Any) -> bool:
     """Whether a concrete array is NumPy's, or JAX's on CPUs alone."""
     return not isinstance(a, jax.Array) or {d.platform for d in a.devices()} == {"cpu"}
@@ -29,13 +34,13 @@ def _zero() -> jax.Array:
         return jax.device_put(0.0)
 
 
-def concrete() -> contextlib.AbstractContextManager[Any]:
+def concrete(*trees: Any) -> contextlib.AbstractContextManager[Any]:
     """A context in which arrays are computed at once, also while a jitted function that closes over them is traced.
 
-    Outside a trace it does nothing: otherwise arrays that a conversion computes from sizes alone would become constants
-    of its program, as large as a matrix.
+    It does nothing if a leaf of `trees` is traced. Outside a trace it does nothing either: otherwise arrays that a
+    conversion computes from sizes alone would become constants of its program, as large as a matrix.
     """
-    return jax.ensure_compile_time_eval() if in_trace() else contextlib.nullcontext()
+    return jax.ensure_compile_time_eval() if in_trace() and not is_traced(trees) else contextlib.nullcontext()
 
 
 def standard_promotion(f: Callable[Parameters, Result]) -> Callable[Parameters, Result]:

@@ -12,7 +12,7 @@ from jax.core import Tracer
 
 from jaxsparse_fmt._arguments import as_floating, whole_number
 from jaxsparse_fmt._dtypes import requested_dtype
-from jaxsparse_fmt.algebra import patterns, plans
+from jaxsparse_fmt.algebra import by_scipy, patterns, plans
 from jaxsparse_fmt.algebra.assembly import assembly
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.core.scipy_names import OPERATORS
@@ -56,8 +56,8 @@ def _item(A: Any, index: Any) -> Any:
     index = [i.item() if getattr(i, "ndim", None) == 0 else i for i in index]
     whole = [isinstance(i, int) and not isinstance(i, bool) for i in index]
     places = [[_in_range(i, n)] if one else _places(i, n) for i, one, n in zip(index, whole, A.shape, strict=True)]
-    if (at_hand := patterns.at_hand(A, fetched=True)) is not None:
-        part, device = plans.made(patterns.crossing(*at_hand, *places), None, A), memory.device(A)
+    if (at_hand := by_scipy.at_hand(A, fetched=True)) is not None:
+        part, device = plans.made(by_scipy.crossing(*at_hand, *places), None, A), memory.device(A)
         part = part if device == memory.device() else jax.device_put(part, device)
     else:
         key = tuple(p if isinstance(p, slice) else tuple(p) if len(p) < 64 else None for p in places)
@@ -247,8 +247,8 @@ def kron(A: Any, B: Any, *, format: str | None = None) -> SparseMatrix:
 
     patterns.check("kron", A, B)
     building.check_bound("entries", A.nnz * B.nnz)
-    if (at_hand := patterns.at_hand(A, B)) is not None:
-        return plans.made(patterns.sorted_rows(scipy.sparse.kron(*at_hand, "csr")), format, A, B)
+    if (at_hand := by_scipy.at_hand(A, B)) is not None:
+        return plans.made(by_scipy.sorted_rows(scipy.sparse.kron(*at_hand, "csr")), format, A, B)
     return plans.paired(patterns.outer, "kron", format, A, B)(A, B, operator.mul)
 
 

@@ -5,28 +5,23 @@ A pattern is SciPy's on the host, or `CsrArrays` where the operands lie on an ac
 
 import functools
 import itertools
-import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
 import scipy
-from jax.core import Tracer
 
 from jaxsparse_fmt._dtypes import index_dtype
-from jaxsparse_fmt._tracing import concrete, is_on_cpu
-from jaxsparse_fmt._types import CORES, Csr, CsrArrays, Target
-from jaxsparse_fmt.algebra import on_device
+from jaxsparse_fmt._tracing import concrete, is_traced
+from jaxsparse_fmt._types import Csr, CsrArrays, Target
+from jaxsparse_fmt.algebra import by_scipy, on_device
 from jaxsparse_fmt.core.faces import Absent
 from jaxsparse_fmt.core.kept import Kept
 from jaxsparse_fmt.core.matrix import FORMATS, SparseMatrix, build
 from jaxsparse_fmt.core.transposed import Transposed
 from jaxsparse_fmt.formats import building, memory
-from jaxsparse_fmt.kernels.cpu.over_rows import in_threads
 
-PIECE = 2**19  # entries, or products of two, of a piece of a result, for which SciPy takes a millisecond or two
-PIECES = 4 * CORES  # at most
 _kept, _digests, _expected = Kept(16), Kept(1024), Kept(1024)
 
 
@@ -56,10 +51,6 @@ def index_arrays(*operands: Any) -> list[Any]:
     return [a for A in stored for a in jax.tree.leaves(A) if a is not A.values]
 
 
-def is_traced(A: Any) -> bool:
-    return any(isinstance(a, Tracer) for a in index_arrays(A))
-
-
 def patterns_of(*operands: Any) -> list[Csr]:
     """The operands' patterns in canonical order, all on the host or all on their device; do not read their data.
 
@@ -67,7 +58,7 @@ def patterns_of(*operands: Any) -> list[Csr]:
       ValueError: the pattern is traced.
     """
     for A in operands:
-        if is_traced(A):
+        if is_traced(index_arrays(A)):
             raise ValueError(
                 f"this operation needs the pattern of a matrix of shape {A.shape}, nnz={A.nnz}, which is traced here; "
                 "let the jitted function take A.data as its argument and close over A, as in A.with_data(data), or "
@@ -83,25 +74,6 @@ def _pattern_on_host(A: Any) -> Csr:
         return scipy.sparse.csr_array(_pattern_on_host(A.A).T)
     S = A._each(lambda v: np.ones(v.shape, np.float32)).to_scipy()
     return csr(S.indptr, S.indices, S.shape)
-
-
-def at_hand(*operands: Any, fetched: bool = False) -> list[Csr] | None:
-    """The operands as SciPy's matrices; None where one is traced or, unless they are `fetched`, not on the host."""
-    leaves = jax.tree.leaves(operands)
-    if any(isinstance(a, Tracer) for a in leaves):
-        return None
-    if not fetched and not (jax.default_backend() == "cpu" and all(map(is_on_cpu, leaves))):
-        return None
-    with concrete():
-        return [_read_only(A) for A in operands]
-
-
-def _read_only(A: Any) -> Csr:
-    """SciPy's matrix; of "csr" in A's own arrays on the host, which nobody may change."""
-    if getattr(A, "name", None) != "csr" or not is_on_cpu(A.values) or A.dtype.itemsize == 2:
-        return A.to_scipy()
-    data, indices, indptr = map(np.asarray, A.csr_arrays())
-    return scipy.sparse.csr_array((data, indices, indptr), shape=A.shape)
 
 
 def are_new(*operands: Any) -> bool:
@@ -146,7 +118,7 @@ def matrix(
 def with_data(S: Csr, data: Any) -> Csr:
     """The pattern with these entries."""
     if building.namespace(S.indptr) is np:
-        return scipy.sparse.csr_array((data, S.indices, S.indptr), shape=S.shape)
+        return by_scipy.with_data(S, data)
     return CsrArrays(data, S.indices, S.indptr, S.shape)
 
 
@@ -175,7 +147,7 @@ def arranged(row: Any, col: Any, shape: tuple[int, int]) -> tuple[Csr, Any]:
         S, _, order = on_device.grouped(row, col, shape)
         return S, order
     number = np.arange(row.size, dtype=index_dtype(row.size))
-    S = sorted_rows(scipy.sparse.coo_array((number, (row, col)), shape=shape))
+    S = by_scipy.sorted_rows(scipy.sparse.coo_array((number, (row, col)), shape=shape))
     return S, S.data
 
 
@@ -206,94 +178,6 @@ def listed(a: Csr, b: Csr) -> tuple[Csr, Any, Any, Any]:
     row = np.repeat(np.arange(a.shape[0], dtype=np.int32), np.diff(before[a.indptr]))
     c, first, order = grouped(row, b.indices[right], (a.shape[0], b.shape[1]))
     return c, first, left[order], right[order].astype(np.int32, copy=False)
-
-
-def combined(f: Callable[[Any, Any], Any], places: Callable[[Any, Any], Any], S: Csr, R: Csr) -> Csr:
-    """f(S, R) in canonical order, with the zeros that SciPy drops, by pieces of rows on all cores.
-
-    Args:
-      places: as f, with the same entries; its result has no zeros for matrices of ones. operator.matmul if f
-        multiplies the matrices.
-    """
-    multiplies = places is operator.matmul
-    work = S.nnz * (R.nnz // max(R.shape[0], 1) + 1) if multiplies else S.nnz + R.nnz
-    # SciPy marks all columns anew for each piece of a product.
-    count = max(min(PIECES, work // max(PIECE, 4 * R.shape[1] * multiplies)), 1)
-    inner = np.searchsorted(S.indptr, np.arange(1, count) * S.nnz // count)
-    cuts = np.unique([0, *inner, S.shape[0]]).tolist() if count > 1 else [0, S.shape[0]]
-    parts: list[Any] = [None] * (len(cuts) - 1)
-    rest = iter(enumerate(itertools.pairwise(cuts)))
-    cancelled: list[int] = []  # the pieces of a product in which sums are 0
-
-    def thread() -> None:
-        for k, rows in rest:
-            piece = _rows(S, *rows)
-            if not multiplies:
-                parts[k] = _with_zeros(f(piece, _rows(R, *rows)), places, piece, _rows(R, *rows))
-                continue
-            C = None if cancelled else piece @ R
-            if C is None or not _is_whole(C):
-                cancelled.append(k)
-                C = _product_with_zeros(piece, R)
-            parts[k] = sorted_rows(C)
-
-    in_threads(thread, len(parts))
-    if len(parts) == 1:
-        return parts[0]
-    data, indices = (_joined([getattr(C, name) for C in parts]) for name in ("data", "indices"))
-    indptr = building.starts(np, np.concatenate([np.diff(C.indptr) for C in parts]), index_dtype(data.size))
-    return scipy.sparse.csr_array((data, indices, indptr), shape=(S.shape[0], parts[0].shape[1]))
-
-
-def _is_whole(C: Csr) -> bool:
-    """Whether SciPy dropped no zeros of this product: it allocates all entries before it drops some."""
-    return C.data.base is not None and C.data.base.size == C.nnz
-
-
-def _product_with_zeros(S: Csr, R: Csr) -> Csr:
-    """S @ R with the sums that cancel, which SciPy keeps in complex numbers whose imaginary parts do not cancel."""
-    if np.result_type(S.data, R.data).kind == "f":
-        imaginary = np.random.default_rng(0).uniform(1, 2, S.nnz).astype(S.dtype)
-        C = with_data(S, S.data + 1j * imaginary) @ R
-        if _is_whole(C):
-            return with_data(C, C.data.real.copy())
-    return _with_zeros(S @ R, operator.matmul, S, R)
-
-
-def _joined(parts: list[np.ndarray]) -> np.ndarray:
-    whole = building.empty_aligned((sum(a.size for a in parts),), parts[0].dtype)
-    return np.concatenate(parts, out=whole)
-
-
-def _rows(S: Csr, begin: int, end: int) -> Csr:
-    """Neighbouring rows, in the arrays of S."""
-    ptr = S.indptr[begin : end + 1]
-    here = slice(ptr[0], ptr[-1])
-    return scipy.sparse.csr_array((S.data[here], S.indices[here], ptr - ptr[0]), shape=(end - begin, S.shape[1]))
-
-
-def _with_zeros(C: Csr, places: Any, S: Csr, R: Csr) -> Csr:
-    """C in canonical order, with zeros where `places` has entries and C has none."""
-    C = sorted_rows(C)
-    ones = (scipy.sparse.csr_array((np.ones(M.nnz, bool), M.indices, M.indptr), shape=M.shape) for M in (S, R))
-    whole = places(*ones)
-    if whole.nnz == C.nnz:
-        return C
-    whole = sorted_rows(whole)
-    values = np.zeros(whole.nnz, C.dtype)
-    values[np.searchsorted(_keys(whole), _keys(C))] = C.data
-    return scipy.sparse.csr_array((values, whole.indices, whole.indptr), shape=C.shape)
-
-
-def sorted_rows(S: Any) -> Csr:
-    """S in CSR with sorted rows, perhaps in its own arrays."""
-    S = scipy.sparse.csr_array(S)
-    S.sort_indices()
-    return S
-
-
-def _keys(S: Csr) -> np.ndarray:
-    return np.repeat(np.arange(S.shape[0]), np.diff(S.indptr)) * S.shape[1] + S.indices
 
 
 def united(a: Csr, b: Csr, shared: bool = False) -> tuple[Csr, Any, Any]:
@@ -345,16 +229,8 @@ _halves = building.on_either()(lambda xp, order, n: xp.divmod(order, order.dtype
 def crossed(S: Csr, rows: Any, columns: Any) -> tuple[Csr, Any]:
     """The pattern of S[rows][:, columns], slices or arrays of integers, and the entries of S there, on the host."""
     number = np.arange(S.nnz, dtype=index_dtype(S.nnz))
-    S = crossing(with_data(csr(np.asarray(S.indptr), np.asarray(S.indices), S.shape), number), rows, columns)
+    S = by_scipy.crossing(with_data(csr(np.asarray(S.indptr), np.asarray(S.indices), S.shape), number), rows, columns)
     return S, S.data
-
-
-def crossing(S: Csr, rows: Any, columns: Any) -> Csr:
-    """SciPy's S[rows][:, columns] in canonical order."""
-    for axis, at in enumerate((rows, columns)):
-        if not (isinstance(at, slice) and at == slice(None)):
-            S = S[:, at] if axis else S[at]
-    return sorted_rows(S)
 
 
 def masked(S: Csr, mask: Any) -> tuple[Csr, Any]:
@@ -421,7 +297,7 @@ def check_same(result: SparseMatrix, operands: Any) -> None:
     """
     expected = _expected.find("plan", index_arrays(result)[:1]) or ()
     for number, (A, wanted) in enumerate(zip(operands, expected, strict=False)):
-        if not is_traced(A) and digest(A) != wanted:
+        if not is_traced(index_arrays(A)) and digest(A) != wanted:
             raise ValueError(
                 f"operand {number} of the plan, of shape {A.shape} with {A.nnz} entries, has these entries in other "
                 "places than the matrix for which the plan was made; make a plan for this pattern"

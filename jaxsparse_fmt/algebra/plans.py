@@ -19,13 +19,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
 from jaxsparse_fmt._dtypes import index_dtype, scipy_dtype
 from jaxsparse_fmt._pytrees import pytree
-from jaxsparse_fmt._tracing import concrete, standard_promotion
+from jaxsparse_fmt._tracing import concrete, is_traced, standard_promotion
 from jaxsparse_fmt._types import Array, Csr, CsrArrays
-from jaxsparse_fmt.algebra import by_cupy, on_device, patterns
+from jaxsparse_fmt.algebra import by_cupy, by_scipy, on_device, patterns
 from jaxsparse_fmt.core import form
 from jaxsparse_fmt.core.entry_index import take
 from jaxsparse_fmt.core.faces import Absent
@@ -237,11 +236,11 @@ def combined(operation: str, A: Any, B: Any, combine: Any, format: str | None = 
       format: of the result, as in `add`.
     """
     _check_pair(operation, A, B)
-    overlap, at_hand = combine is operator.mul, patterns.at_hand(A, B, fetched=patterns.are_new(A, B))
+    overlap, at_hand = combine is operator.mul, by_scipy.at_hand(A, B, fetched=patterns.are_new(A, B))
     if at_hand is None:
         return _paired(operation, A, B, format, overlap)(A, B, combine)
     places = operator.mul if overlap else operator.add
-    return made(patterns.combined(combine, places, *at_hand), format, A, B)
+    return made(by_scipy.combined(combine, places, *at_hand), format, A, B)
 
 
 def _check_product(A: Any, B: Any) -> None:
@@ -285,11 +284,10 @@ def _matmul(A: Any, B: Any, format: str | None) -> Product:
 def product(A: Any, B: Any) -> SparseMatrix:
     """A @ B."""
     _check_product(A, B)
-    at_hand = patterns.at_hand(A, B)
+    at_hand = by_scipy.at_hand(A, B)
     if at_hand is not None:
-        return made(patterns.combined(operator.matmul, operator.matmul, *at_hand), None, A, B)
-    traced = any(isinstance(a, Tracer) for a in jax.tree.leaves((A, B)))
-    if traced or not patterns.lie_on_device(A, B):
+        return made(by_scipy.product(*at_hand), None, A, B)
+    if is_traced(A, B) or not patterns.lie_on_device(A, B):
         return _matmul(A, B, None)(A, B)
     dtype = scipy_dtype(jnp.result_type(A.dtype, B.dtype))
     a, b = (
@@ -329,7 +327,7 @@ def selected(operation: str, key: Any, choose: Any, *matrices: Any, format: str 
         one of theirs, counted through all operands.
     """
     patterns.check(operation, *matrices)
-    at_hand = patterns.at_hand(*matrices)
+    at_hand = by_scipy.at_hand(*matrices)
     if at_hand is not None:
         S, entry = choose(*at_hand)
         data = at_hand[0].data if len(at_hand) == 1 else np.concatenate([A.data for A in at_hand])

@@ -1,7 +1,7 @@
 import jax
 import pytest
 
-from jaxsparse_fmt.algebra import on_device, patterns
+from jaxsparse_fmt.algebra import by_scipy, on_device, patterns
 from jaxsparse_fmt.formats import building
 
 
@@ -10,7 +10,7 @@ def where(request, monkeypatch):
     """Where patterns are found: as for matrices on a CPU, or by the programs for those on an accelerator, run here."""
     if request.param == "device":
         monkeypatch.setattr(on_device, "few", lambda entries: False)
-        for module in (on_device, patterns):
+        for module in (on_device, by_scipy):
             monkeypatch.setattr(module, "is_on_cpu", lambda a: not isinstance(a, jax.Array))
         monkeypatch.setattr(building, "puts_on_cpu", lambda: False)
         monkeypatch.setattr(patterns, "_kept", type(patterns._kept)(16))

@@ -11,7 +11,7 @@ import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt._types import CsrArrays
-from jaxsparse_fmt.algebra import on_device, patterns, plans
+from jaxsparse_fmt.algebra import by_scipy, on_device, patterns, plans
 from jaxsparse_fmt.formats import memory
 from tests.marks import few
 from tests.zoo import CASES, FIRST_LAYOUTS
@@ -238,8 +238,8 @@ def test_slices_sums_and_products_of_new_sizes_compile_nothing_on_a_cpu(format, 
 
 @pytest.mark.parametrize("pieces, kind", [(1, "real"), (3, "real"), (50, "real"), (3, "stored zeros"), (3, "complex")])
 def test_are_sums_and_products_by_pieces_of_rows_whole_with_entries_that_cancel(pieces, kind, monkeypatch):
-    monkeypatch.setattr(patterns, "PIECE", 1)
-    monkeypatch.setattr(patterns, "PIECES", pieces)
+    monkeypatch.setattr(by_scipy, "PIECE", 1)
+    monkeypatch.setattr(by_scipy, "PIECES", pieces)
     S, R = (sp.csr_array(np.sign(M.toarray() - 0.5 * (M.toarray() > 0))) for M in (random(40, 40) for _ in range(2)))
     if kind == "complex":
         S = S * 1j
@@ -256,7 +256,7 @@ def test_are_sums_and_products_by_pieces_of_rows_whole_with_entries_that_cancel(
     ]:
         assert got.nnz == pattern.nnz
         np.testing.assert_array_equal(got.todense(), wanted.toarray())
-        np.testing.assert_array_equal(got.col_ids, patterns.sorted_rows(pattern).indices)
+        np.testing.assert_array_equal(got.col_ids, by_scipy.sorted_rows(pattern).indices)
     assert np.count_nonzero((A @ B).data) < (A @ B).nnz
 
 

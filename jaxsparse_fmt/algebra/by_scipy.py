@@ -1,0 +1,152 @@
+"""Operations on matrices at hand on the host, by SciPy: sums and products by pieces of rows on all cores, and slices.
+
+SciPy drops the zeros of a result; here they stay entries, as in plans.
+"""
+
+import itertools
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import scipy
+
+from jaxsparse_fmt._dtypes import index_dtype
+from jaxsparse_fmt._tracing import concrete, is_on_cpu, is_traced
+from jaxsparse_fmt._types import CORES, Csr
+from jaxsparse_fmt.formats import building
+from jaxsparse_fmt.kernels.cpu.over_rows import in_threads
+
+PIECE = 2**19  # entries, or products of two, of a piece of a result, for which SciPy takes a millisecond or two
+PIECES = 4 * CORES  # at most
+
+
+def at_hand(*operands: Any, fetched: bool = False) -> list[Csr] | None:
+    """The operands as SciPy's matrices; None if one is traced or, unless they are `fetched`, not on the host."""
+    if is_traced(operands):
+        return None
+    if not fetched and not (jax.default_backend() == "cpu" and all(map(is_on_cpu, jax.tree.leaves(operands)))):
+        return None
+    with concrete():
+        return [_read_only(A) for A in operands]
+
+
+def _read_only(A: Any) -> Csr:
+    """SciPy's matrix; of "csr" in A's own arrays on the host, which nobody may change."""
+    if getattr(A, "name", None) != "csr" or not is_on_cpu(A.values) or A.dtype.itemsize == 2:
+        return A.to_scipy()
+    return scipy.sparse.csr_array(tuple(map(np.asarray, A.csr_arrays())), shape=A.shape)
+
+
+def with_data(S: Csr, data: np.ndarray) -> Csr:
+    """The pattern of S with other entries."""
+    return scipy.sparse.csr_array((data, S.indices, S.indptr), shape=S.shape)
+
+
+def sorted_rows(S: Any) -> Csr:
+    """S in CSR with sorted rows, perhaps in its own arrays."""
+    S = scipy.sparse.csr_array(S)
+    S.sort_indices()
+    return S
+
+
+def crossing(S: Csr, rows: Any, columns: Any) -> Csr:
+    """S[rows][:, columns] in canonical order."""
+    everything = slice(None)
+    S = S if isinstance(rows, slice) and rows == everything else S[rows]
+    S = S if isinstance(columns, slice) and columns == everything else S[:, columns]
+    return sorted_rows(S)
+
+
+def product(S: Csr, R: Csr) -> Csr:
+    """S @ R in canonical order."""
+    work = S.nnz * (R.nnz // max(R.shape[0], 1) + 1)
+    cancelled: list[int] = []  # first rows of the pieces in which a sum is 0
+
+    def piece(begin: int, end: int) -> Csr:
+        rows = _rows(S, begin, end)
+        C = None if cancelled else rows @ R
+        if C is None or not _is_whole(C):
+            cancelled.append(begin)
+            C = _product_with_zeros(rows, R)
+        return sorted_rows(C)
+
+    # SciPy marks all columns anew for each piece.
+    return _by_pieces(piece, S, work // max(PIECE, 4 * R.shape[1]))
+
+
+def combined(f: Callable[[Any, Any], Any], places: Callable[[Any, Any], Any], S: Csr, R: Csr) -> Csr:
+    """f(S, R), a sum, a difference or a product by entries, in canonical order.
+
+    Args:
+      places: a function as f, whose result for matrices of ones has the entries of f's and no zeros.
+    """
+
+    def piece(begin: int, end: int) -> Csr:
+        rows = _rows(S, begin, end), _rows(R, begin, end)
+        return _with_zeros(sorted_rows(f(*rows)), places, *rows)
+
+    return _by_pieces(piece, S, (S.nnz + R.nnz) // PIECE)
+
+
+def _by_pieces(piece: Callable[[int, int], Csr], S: Csr, count: int) -> Csr:
+    """The matrix of rows piece(begin, end), for about `count` pieces with as many entries of S each."""
+    count = max(min(PIECES, count), 1)
+    inner = np.searchsorted(S.indptr, np.arange(1, count) * S.nnz // count)
+    cuts = np.unique([0, *inner, S.shape[0]]).tolist() if count > 1 else [0, S.shape[0]]
+    parts: list[Any] = [None] * (len(cuts) - 1)
+    rest = iter(enumerate(itertools.pairwise(cuts)))
+
+    def thread() -> None:
+        for k, rows in rest:
+            parts[k] = piece(*rows)
+
+    in_threads(thread, len(parts))
+    if len(parts) == 1:
+        return parts[0]
+    data, indices = (_joined([getattr(C, name) for C in parts]) for name in ("data", "indices"))
+    indptr = building.starts(np, np.concatenate([np.diff(C.indptr) for C in parts]), index_dtype(data.size))
+    return scipy.sparse.csr_array((data, indices, indptr), shape=(S.shape[0], parts[0].shape[1]))
+
+
+def _joined(parts: list[np.ndarray]) -> np.ndarray:
+    whole = building.empty_aligned((sum(a.size for a in parts),), parts[0].dtype)
+    return np.concatenate(parts, out=whole)
+
+
+def _rows(S: Csr, begin: int, end: int) -> Csr:
+    """Neighbouring rows, in the arrays of S."""
+    ptr = S.indptr[begin : end + 1]
+    entries = slice(ptr[0], ptr[-1])
+    return scipy.sparse.csr_array((S.data[entries], S.indices[entries], ptr - ptr[0]), shape=(end - begin, S.shape[1]))
+
+
+def _is_whole(C: Csr) -> bool:
+    """Whether SciPy dropped no zeros of this product: it allocates all entries before it drops some."""
+    return C.data.base is not None and C.data.base.size == C.nnz
+
+
+def _product_with_zeros(S: Csr, R: Csr) -> Csr:
+    """S @ R with the sums that cancel, which SciPy keeps in complex numbers whose imaginary parts do not cancel."""
+    if np.result_type(S.data, R.data).kind == "f":
+        imaginary = np.random.default_rng(0).uniform(1, 2, S.nnz).astype(S.dtype)
+        C = with_data(S, S.data + 1j * imaginary) @ R
+        if _is_whole(C):
+            return with_data(C, C.data.real.copy())
+    return _with_zeros(sorted_rows(S @ R), operator.matmul, S, R)
+
+
+def _with_zeros(C: Csr, places: Any, S: Csr, R: Csr) -> Csr:
+    """The canonical C with zeros where `places` has entries and C has none."""
+    whole = places(*(with_data(M, np.ones(M.nnz, bool)) for M in (S, R)))
+    if whole.nnz == C.nnz:
+        return C
+    whole = sorted_rows(whole)
+    values = np.zeros(whole.nnz, C.dtype)
+    values[np.searchsorted(_keys(whole), _keys(C))] = C.data
+    return with_data(whole, values)
+
+
+def _keys(S: Csr) -> np.ndarray:
+    return np.repeat(np.arange(S.shape[0]), np.diff(S.indptr)) * S.shape[1] + S.indices
