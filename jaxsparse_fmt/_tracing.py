@@ -17,6 +17,11 @@ def is_traced(*trees: Any) -> bool:
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(trees))
 
 
+def is_concrete(a: Any) -> bool:
+    """Whether `a` is an array of JAX that is not traced."""
+    return isinstance(a, jax.Array) and not isinstance(a, Tracer)
+
+
 def is_on_cpu(a: Any) -> bool:
     """Whether a concrete array is NumPy's, or JAX's on CPUs alone."""
     return not isinstance(a, jax.Array) or {d.platform for d in a.devices()} == {"cpu"}

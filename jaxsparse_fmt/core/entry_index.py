@@ -12,13 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import scipy
 from jax import lax
-from jax.core import Tracer
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jaxsparse_fmt._arguments import as_floating
 from jaxsparse_fmt._dtypes import index_dtype, scipy_dtype
-from jaxsparse_fmt._tracing import is_on_cpu
+from jaxsparse_fmt._tracing import is_concrete, is_on_cpu
 from jaxsparse_fmt._types import Array, Csr, CsrArrays
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.kept import Kept
@@ -32,31 +31,31 @@ class Index(NamedTuple):
     Attributes:
       place: [nnz], the place in `values` of each entry of `data`.
       entry: [n_stored], the entry of `data` at each place, nnz in padding.
-      own: where several entries share a place, the places [nnz] in which `with_data` puts them; else None.
+      unshared: if several entries share a place, the places [nnz] in which `with_data` puts them; else None.
 
     Between the `data` of a matrix and the `data` of its transpose both are [nnz].
     """
 
     place: Array
     entry: Array
-    own: Array | None = None
+    unshared: Array | None = None
 
 
 _kept = Kept(4096)
 
 
-def of(A: Any) -> Index:
+def of_values(A: Any) -> Index:
     """The index between A's `values` and its `data`."""
     return _of_pattern(_index, A)
 
 
-def turned(A: Any) -> Index:
+def of_transpose(A: Any) -> Index:
     """The index between A's `data` and that of its transpose."""
-    return _of_pattern(_turned, A)
+    return _of_pattern(_transpose_index, A)
 
 
 def ids(A: Any) -> tuple[Array, Array]:
-    """Row and column [nnz] int32 of each entry of `data`; kept with the pattern, in 8 bytes an entry."""
+    """Row and column [nnz] int32 of each entry of `data`; kept with the pattern, in 8 bytes per entry."""
     return _of_pattern(_ids, A)
 
 
@@ -65,17 +64,26 @@ def _of_pattern(make: Any, A: Any) -> Any:
     leaves, tree = jax.tree.flatten(A)
     values = vars(A).get("values")
     arrays = [a for a in leaves if a is not values]
-    if not arrays or any(isinstance(a, Tracer) or not isinstance(a, jax.Array) for a in arrays):
+    if not all(map(is_concrete, arrays)):
         return make(A)
-    stand_in = lambda: [jnp.zeros(a.shape, bool) if a is values else a for a in leaves]  # noqa: E731
-    return _kept.get((make, tree), arrays, lambda: make(jax.tree.unflatten(tree, stand_in())))
+
+    def make_of_pattern() -> Any:
+        return make(jax.tree.unflatten(tree, [jnp.zeros(a.shape, bool) if a is values else a for a in leaves]))
+
+    return _kept.get((make, tree), arrays, make_of_pattern)
 
 
 @jax.jit
 def _index(A: Any) -> Index:
-    _, _, entry, place = _numbered(A).entries()
-    of_entry = lambda a: jnp.zeros(A.nnz, a.dtype).at[entry].set(a, mode="drop", unique_indices=True)  # noqa: E731
-    return Index(of_entry(place), entry, of_entry(_numbered(A).values) if A._shares_places else None)
+    numbered = _numbered(A)
+    _, _, entry, place = numbered.entries()
+    unshared = _by_entry(A, entry, numbered.values) if A._shares_places else None
+    return Index(_by_entry(A, entry, place), entry, unshared)
+
+
+def _by_entry(A: Any, entry: Array, a: Array) -> Array:
+    """An array [n_stored] in the order of the entries [nnz], by the entry at each place."""
+    return jnp.zeros(A.nnz, a.dtype).at[entry].set(a, mode="drop", unique_indices=True)
 
 
 def _numbered(A: Any) -> Any:
@@ -83,21 +91,20 @@ def _numbered(A: Any) -> Any:
     return A._with_values(jnp.arange(A.n_stored, dtype=index_dtype(A.n_stored)))
 
 
-def _turned(A: Any) -> Index:
+def _transpose_index(A: Any) -> Index:
     _, col, ptr = A.csr_arrays()
-    index = index_dtype(A.nnz)
-    known = not isinstance(col, Tracer) and col.is_fully_addressable
-    if jax.default_backend() == "cpu" and known:  # SciPy counts; XLA would sort
-        number = np.arange(A.nnz, dtype=index)
-        place = scipy.sparse.csr_array((number, np.asarray(col), np.asarray(ptr)), shape=A.shape).tocsc().data
-        entry = np.empty_like(number)
-        entry[place] = number
-        return Index(jax.device_put(place), jax.device_put(entry))
-    return _turned_by_sorting(col)
+    if not (jax.default_backend() == "cpu" and is_concrete(col) and col.is_fully_addressable):
+        return _transpose_index_by_sorting(col)
+    number = np.arange(A.nnz, dtype=index_dtype(A.nnz))
+    # SciPy counts; XLA would sort.
+    place = scipy.sparse.csr_array((number, np.asarray(col), np.asarray(ptr)), shape=A.shape).tocsc().data
+    entry = np.empty_like(number)
+    entry[place] = number
+    return Index(jax.device_put(place), jax.device_put(entry))
 
 
 @jax.jit
-def _turned_by_sorting(col: Array) -> Index:
+def _transpose_index_by_sorting(col: Array) -> Index:
     number = jnp.arange(col.size, dtype=index_dtype(col.size))
     place = sorted_by(col, number)
     return Index(place, jnp.zeros_like(number).at[place].set(number, unique_indices=True))
@@ -105,8 +112,9 @@ def _turned_by_sorting(col: Array) -> Index:
 
 @jax.jit
 def transposed(csr: CsrArrays, place: Array | None = None) -> tuple[CsrArrays, Array]:
-    """The transpose, and `place` [nnz], the entry of the matrix that each of it is."""
-    (data, indices, indptr), (n_rows, n_cols) = csr, csr.shape
+    """The transpose, and for each of its entries that of the matrix, `place` [nnz]."""
+    data, indices, indptr = csr
+    n_rows, n_cols = csr.shape
     if place is None:
         place = sorted_by(indices, jnp.arange(indices.size, dtype=indptr.dtype))
     row, col = take(expand_ptr(jnp, indptr, indices.size), place), take(indices, place)
@@ -122,21 +130,21 @@ def sorted_by(key: Array, order: Array) -> Array:
 @jax.jit
 def _ids(A: Any) -> tuple[Array, Array]:
     row, col, entry, _ = A.entries()
-    zeros = jnp.zeros(A.nnz, jnp.int32)
-    rows, cols = (zeros.at[entry].set(a.astype(jnp.int32), mode="drop", unique_indices=True) for a in (row, col))
-    return rows, cols
+    return _by_entry(A, entry, row.astype(jnp.int32)), _by_entry(A, entry, col.astype(jnp.int32))
 
 
 def data(A: Any) -> Array:
     """The entries [nnz] in canonical order."""
-    index = of(A)
-    return moved(A.values, index.place, index.entry) if index.own is None else take(A.values, index.place)
+    index = of_values(A)
+    if index.unshared is not None:
+        return take(A.values, index.place)
+    return permuted(A.values, index.place, index.entry)
 
 
 def stored(A: Any, data: Array) -> Array:
     """`data` [nnz] in the order of `A.entries`, with zeros in padding."""
-    index = of(A)
-    return moved(data, index.entry, index.place if index.own is None else index.own)
+    index = of_values(A)
+    return permuted(data, index.entry, index.place if index.unshared is None else index.unshared)
 
 
 def shared_out(A: Any) -> Any:
@@ -153,10 +161,9 @@ def csr_arrays(A: Any) -> CsrArrays:
     """As `SparseMatrix.csr_arrays`."""
     row, col, entry, value = A.entries()
     if hasattr(A, "perm"):  # other formats do not renumber columns
-        entry = _canonical(row, col, entry, A.nnz)
+        entry = _canonical(row, col, entry, A)
     n_rows, index = A.shape[0], index_dtype(A.nnz)
-    data = jnp.zeros(A.nnz, A.dtype).at[entry].set(value, mode="drop", unique_indices=True)
-    indices = jnp.zeros(A.nnz, jnp.int32).at[entry].set(col, mode="drop", unique_indices=True)
+    data, indices = _by_entry(A, entry, value), _by_entry(A, entry, col.astype(jnp.int32))
     counts = jnp.zeros(n_rows, index).at[jnp.where(entry < A.nnz, row, n_rows)].add(1, mode="drop")
     return CsrArrays(data, indices, jnp.concatenate([jnp.zeros(1, index), jnp.cumsum(counts, dtype=index)]), A.shape)
 
@@ -181,15 +188,12 @@ def places(A: Any) -> tuple[Array, Array, Array]:
     return row, col, value
 
 
-def _canonical(row: Array, col: Array, entry: Array, nnz: int) -> Array:
+def _canonical(row: Array, col: Array, entry: Array, A: Any) -> Array:
     """`entry` numbered by row, then by column; unchanged unless `in_basis` has renumbered the columns."""
+    nnz = A.nnz
     if nnz == 0:
         return entry
-
-    def in_entry_order(a: Array) -> Array:
-        return jnp.zeros(nnz, a.dtype).at[entry].set(a, mode="drop", unique_indices=True)
-
-    rows, cols = in_entry_order(row), in_entry_order(col)
+    rows, cols = _by_entry(A, entry, row), _by_entry(A, entry, col)
 
     def renumber() -> Array:
         number = jnp.arange(nnz, dtype=entry.dtype)
@@ -208,7 +212,9 @@ def checked(data: Any, nnz: int) -> Array:
         raise TypeError("with_data takes entries [nnz]; those of a matrix B of the same pattern are B.data")
     data = as_floating(data, "data")
     if data.shape != (nnz,):
-        raise ValueError(f"data must have shape ({nnz},), one number an entry in canonical order; got {data.shape}")
+        raise ValueError(
+            f"data must have shape ({nnz},), one number for each entry in canonical order; got {data.shape}"
+        )
     return data
 
 
@@ -221,52 +227,52 @@ def take(a: Array, index: Array) -> Array:
     return a.at[index].get(mode="fill", fill_value=0, wrap_negative_indices=False)
 
 
-def moved(a: Array, index: Array, back: Array) -> Array:
+def permuted(a: Array, index: Array, back: Array) -> Array:
     """take(a, index); the transpose gathers by `back`, the inverse of `index`, where XLA's would add by atomics."""
     if mesh_axes.are_explicit(a, index, back) or a.shape[0] == 0:
         return take(a, index)
-    return moved_p.bind(*mesh_axes.varying((a, index, back)))
+    return permuted_p.bind(*mesh_axes.varying((a, index, back)))
 
 
-moved_p = Primitive("sparse_moved")
+permuted_p = Primitive("sparse_permuted")
 
 
 @jax.jit
-def _moved(a: Array, index: Array, back: Array) -> Array:
+def _permuted(a: Array, index: Array, back: Array) -> Array:
     """Along the last axis, for a batch of arrays."""
     del back
     index = lax.optimization_barrier(index)
     return a.at[..., index].get(mode="fill", fill_value=0, wrap_negative_indices=False)
 
 
-def _moved_jvp(primals, tangents):
-    out, tangent = moved_p.bind(*primals), tangents[0]
-    return out, tangent if isinstance(tangent, ad.Zero) else moved_p.bind(tangent, *primals[1:])
+def _permuted_jvp(primals, tangents):
+    out, tangent = permuted_p.bind(*primals), tangents[0]
+    return out, tangent if isinstance(tangent, ad.Zero) else permuted_p.bind(tangent, *primals[1:])
 
 
-def _moved_transpose(cotangent, a, index, back):
+def _permuted_transpose(cotangent, a, index, back):
     zero = isinstance(cotangent, ad.Zero)
-    return ad.Zero(a.aval) if zero else moved_p.bind(cotangent, back, index), None, None
+    return ad.Zero(a.aval) if zero else permuted_p.bind(cotangent, back, index), None, None
 
 
-def _moved_batch(operands, dims):
+def _permuted_batch(operands, dims):
     a, *indices = operands
     if any(d is not None for d in dims[1:]):
-        return jax.vmap(_moved, dims)(*operands), 0
-    return moved_p.bind(jnp.moveaxis(a, dims[0], 0), *indices), 0
+        return jax.vmap(_permuted, dims)(*operands), 0
+    return permuted_p.bind(jnp.moveaxis(a, dims[0], 0), *indices), 0
 
 
-def _moved_abstract(a, index, back):
+def _permuted_abstract(a, index, back):
     return jax_versions.abstract_like((a, index, back), (*a.shape[:-1], *index.shape), a.dtype)
 
 
-def _moved_lower(ctx, *operands):
-    return mlir.lower_fun(_moved, multiple_results=False)(jax_versions.bare(ctx), *operands)
+def _permuted_lower(ctx, *operands):
+    return mlir.lower_fun(_permuted, multiple_results=False)(jax_versions.bare(ctx), *operands)
 
 
-moved_p.def_impl(_moved)
-moved_p.def_abstract_eval(_moved_abstract)
-ad.primitive_jvps[moved_p] = _moved_jvp
-ad.primitive_transposes[moved_p] = _moved_transpose
-batching.primitive_batchers[moved_p] = _moved_batch
-mlir.register_lowering(moved_p, _moved_lower)
+permuted_p.def_impl(_permuted)
+permuted_p.def_abstract_eval(_permuted_abstract)
+ad.primitive_jvps[permuted_p] = _permuted_jvp
+ad.primitive_transposes[permuted_p] = _permuted_transpose
+batching.primitive_batchers[permuted_p] = _permuted_batch
+mlir.register_lowering(permuted_p, _permuted_lower)

@@ -5,9 +5,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.core import Tracer
 
-from jaxsparse_fmt._tracing import concrete
+from jaxsparse_fmt._tracing import concrete, is_concrete
 
 
 class Kept:
@@ -22,7 +21,7 @@ class Kept:
         self.table: dict[Any, tuple[Any, list[weakref.ref[Any]]]] = {}
 
     def find(self, key: Any, arrays: Sequence[Any]) -> Any:
-        """The value, or None where there is none or one of its arrays was deleted, by donation for instance."""
+        """The value; None if there is none, or if one of its arrays was deleted, by donation for instance."""
         found = self.table.pop((key, *map(id, arrays)), None)
         if found is None:
             return None
@@ -35,7 +34,10 @@ class Kept:
     def keep(self, key: Any, arrays: Sequence[Any], value: Any) -> Any:
         """Keeps `value`, and returns it."""
         key = (key, *map(id, arrays))
-        forget = lambda _: self.table.pop(key, None)  # noqa: E731
+
+        def forget(_: Any) -> None:
+            self.table.pop(key, None)
+
         self.table[key] = value, [weakref.ref(a, forget) for a in arrays]
         for old in list(self.table)[: -self.most]:
             self.table.pop(old, None)
@@ -43,7 +45,7 @@ class Kept:
 
     def get(self, key: Any, arrays: Sequence[Any], make: Callable[[], Any]) -> Any:
         """The value, or `make()`; its arrays are constants where jit traces the caller. Nothing is kept by tracers."""
-        known = bool(arrays) and all(isinstance(a, jax.Array) and not isinstance(a, Tracer) for a in arrays)
+        known = bool(arrays) and all(map(is_concrete, arrays))
         found = self.find(key, arrays) if known else None
         if found is None:
             with concrete():

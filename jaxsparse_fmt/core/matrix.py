@@ -17,7 +17,7 @@ from jax.core import Tracer
 
 from jaxsparse_fmt._arguments import MAX_DENSE_BYTES, as_vector, check_choice, check_dense
 from jaxsparse_fmt._text import readable_bytes
-from jaxsparse_fmt._tracing import concrete, in_trace, is_on_cpu, standard_promotion
+from jaxsparse_fmt._tracing import concrete, in_trace, is_concrete, is_on_cpu, is_traced, standard_promotion
 from jaxsparse_fmt._types import Array, Csr, CsrArrays, Target
 from jaxsparse_fmt.core import entry_index, form, vector_passes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
@@ -60,7 +60,7 @@ class SparseMatrix(OnOneDevice, Faces):
 
     @classmethod
     def _footprints(cls, pattern: Any) -> Iterator[Any]:
-        """The layouts that "auto" weighs for the `formats.footprint.PatternCounts`, a `Storage` each; here none."""
+        """A `footprint.Storage` for each layout that "auto" weighs, from a `footprint.PatternCounts`; here none."""
         del pattern
         return iter(())
 
@@ -69,9 +69,9 @@ class SparseMatrix(OnOneDevice, Faces):
         """Row, column, index in `data` and value of all stored places [n_stored]; padding: column n_cols, index nnz."""
 
     def _places_on_host(self) -> tuple[np.ndarray, ...]:
-        """Row, column and value of all stored places, as `entries`, in NumPy; by NumPy where that is easy.
+        """Row, column and value of all stored places, as `entries`, in NumPy.
 
-        XLA compiles a program for every pattern's sizes, which takes a second where NumPy takes a millisecond.
+        Formats compute them by NumPy where that is easy: XLA takes a second to compile a program for new sizes.
         """
         return tuple(map(np.asarray, entry_index.places(self)))
 
@@ -105,17 +105,18 @@ class SparseMatrix(OnOneDevice, Faces):
 
     def __repr__(self) -> str:
         name, *remarks = self._described
-        what, kind = f"{name} {self.shape[0]}×{self.shape[1]}", f"nnz={self.nnz}"
-        leaves = self.values, *jax.tree.leaves(self)
-        if not all(isinstance(leaf, (jax.Array, np.ndarray)) for leaf in leaves):
-            return f"<{what}, {kind}, leaves {jax.tree.leaves(self)}>"
-        kind, size = f"{kind}, {jnp.dtype(self.dtype).name}", readable_bytes(self.nbytes)
+        title = f"{name} {self.shape[0]}×{self.shape[1]}"
+        leaves = jax.tree.leaves(self)
+        if not all(isinstance(a, (jax.Array, np.ndarray)) for a in (self.values, *leaves)):
+            return f"<{title}, nnz={self.nnz}, leaves {leaves}>"
+        facts = f"nnz={self.nnz}, {jnp.dtype(self.dtype).name}"
+        size = readable_bytes(self.nbytes)
         if self.values.ndim != 1:
-            return f"<{self.values.shape[:-1]} {what} stacked, {kind}, {size}>"
+            return f"<{self.values.shape[:-1]} {title} stacked, {facts}, {size}>"
         if not self._has_pattern:
-            return f"<{what} without its pattern, {kind}>"
+            return f"<{title} without its pattern, {facts}>"
         options = (f"{k}={v}" for k, v in self.layout.items())
-        return f"<{', '.join((what, kind, f'fill={self.fill:.3f}', size, *options, *remarks))}>"
+        return f"<{', '.join((title, facts, f'fill={self.fill:.3f}', size, *options, *remarks))}>"
 
     @property
     def _described(self) -> tuple[str, ...]:
@@ -133,12 +134,12 @@ class SparseMatrix(OnOneDevice, Faces):
         Raises:
           ValueError: x has another shape. TypeError: x is not a numeric array.
         """
-        return _product(_hidden(self), x if isinstance(x, jax.Array) else _columns(self, x))
+        return _product(_not_folded(self), x if isinstance(x, jax.Array) else _columns(self, x))
 
     def matvec_dot(self, x: Array, w: Array) -> tuple[Array, vector_passes.Number]:
-        """A·x, and Re wᴴ·A·x from the same pass where that is a kernel. It has no derivative.
+        """A·x, and Re wᴴ·A·x from the same pass if a kernel computes it. It has no derivative.
 
-        Of a sharded matrix inside shard_map x, w and A·x are pieces, and the number is this device's summand.
+        Inside shard_map x, w and A·x of a sharded matrix are pieces, and the number is this device's summand.
 
         Args:
           x, w: [n_cols] and [n_rows], or with p columns each.
@@ -148,18 +149,14 @@ class SparseMatrix(OnOneDevice, Faces):
 
     def _matvec_sums(self, x: Array, what: vector_passes.Pass, *beside: Array) -> tuple[Array, Any]:
         """A·x, and the sums of a pass over A·x and `beside`."""
-        fits = (
-            vector_passes.by_kernel(x, *beside)
-            and jnp.result_type(self.values, x) == x.dtype
-            and selection.is_pallas(self.backend)
-        )
-        if fits and self._sums:
+        by_kernel = vector_passes.by_kernel(x, *beside) and selection.is_pallas(self.backend)
+        if by_kernel and jnp.result_type(self.values, x) == x.dtype and self._sums:
             return form.product_sums(self, x, what, *beside)
         y = self.matvec(x)
         return y, vector_passes.sweep(what, (), (y, *beside))[2]
 
     def _transposed(self, y: Any) -> Array:
-        return _back(_hidden(self), y if isinstance(y, jax.Array) else _rows(self, y))
+        return _back(_not_folded(self), y if isinstance(y, jax.Array) else _rows(self, y))
 
     @property
     def T(self) -> Transposed:
@@ -176,7 +173,7 @@ class SparseMatrix(OnOneDevice, Faces):
         return self._with_values(f(self.values))
 
     def _refilled(self, values: Array) -> Self:
-        """The same pattern with the values of `entries` [n_stored], each in a place of its own."""
+        """The same pattern with the values of `entries` [n_stored], one place for each."""
         return self._with_values(values)
 
     @property
@@ -223,9 +220,8 @@ class SparseMatrix(OnOneDevice, Faces):
         """The entries [nnz] of a gradient with respect to this whole matrix, in the order of `data`.
 
         `jax.grad(f, allow_int=True)(A)` and `equinox.filter_grad(f)(A)` give a matrix of derivatives in `values`, whose
-        index arrays are float0 or None; the pattern comes from A. Where two entries share a number ("dia"), each gets
-        half of the derivative by that number. `jax.grad(lambda data: f(A.with_data(data)))(A.data)` gives the same
-        elsewhere.
+        index arrays are float0 or None; the pattern comes from A. If two entries share a place ("dia"), each gets half
+        of its derivative. Elsewhere `jax.grad(lambda data: f(A.with_data(data)))(A.data)` gives the same.
 
         Args:
           gradient: a matrix of the same format and shape, of which the method reads only `values`.
@@ -237,7 +233,8 @@ class SparseMatrix(OnOneDevice, Faces):
     @jax.jit
     def diagonal(self) -> Array:
         """The main diagonal [min(rows, columns)], zero where nothing is stored."""
-        (row, col, _, value), n = self.entries(), min(self.shape)
+        row, col, _, value = self.entries()
+        n = min(self.shape)
         return jnp.zeros(n, self.dtype).at[jnp.where(row == col, row, n)].add(value, mode="drop")
 
     @functools.partial(jax.jit, static_argnames="max_bytes")
@@ -262,9 +259,9 @@ class SparseMatrix(OnOneDevice, Faces):
     def asformat(self, name: str, *, max_bytes: int | None = None, **layout: Any) -> SparseMatrix:
         """The same matrix in another format, through CSR.
 
-        On an accelerator the conversion runs there, and so does the choice of "auto" and "tune" where there are many
-        entries. The result lies on the device to which `jax.device_put` has committed the matrix. Inside jit a matrix
-        of which only the values are traced converts as outside, and the choice assumes that all values are 1; a matrix
+        On an accelerator the conversion runs there, and so does the choice of "auto" and "tune" if there are many
+        entries. The result lies on the device to which `jax.device_put` has committed the matrix. Inside jit, if only
+        the values are traced, the matrix converts as outside, and the choice assumes that all values are 1. A matrix
         that is traced whole converts to "coo", "csr" and "csc", whose sizes are known.
 
         Args:
@@ -274,31 +271,28 @@ class SparseMatrix(OnOneDevice, Faces):
           ValueError: unknown format, layout options that the format does not have, far more memory than the matrix
             needs, or inside jit a format whose size depends on a traced pattern.
         """
-        traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(self._without_values))
-        if isinstance(self.values, Tracer) and not traced:
+        traced = is_traced(self._without_values)
+        if is_traced(self.values) and not traced:
             with concrete():
                 ones = jnp.ones(self.values.shape, self.dtype)
-            placed = dataclasses.replace(self, values=ones).asformat(name, max_bytes=max_bytes, **layout)
-            return placed.with_data(self.data)
+            converted = dataclasses.replace(self, values=ones).asformat(name, max_bytes=max_bytes, **layout)
+            return converted.with_data(self.data)
         if traced and (name in CHOOSERS or (name in FORMATS and not FORMATS[name]._sized_by_nnz)):
             raise ValueError(
                 f"format {name!r} cannot be made of a traced pattern: its size is unknown; convert before, or to "
                 f"one of {', '.join(n for n, cls in FORMATS.items() if cls._sized_by_nnz)}"
             )
-        place = _place(self.values)
-        there = contextlib.nullcontext() if place is None else jax.default_device(place)
-        with contextlib.nullcontext() if traced else concrete(), there:
-            on_host = not traced and is_on_cpu(self.values)
-            csr = self.to_scipy() if on_host else self.csr_arrays()
+        device = _committed(self.values)
+        with concrete(self), contextlib.nullcontext() if device is None else jax.default_device(device):
+            csr = self.csr_arrays() if traced or not is_on_cpu(self.values) else self.to_scipy()
             A = build(csr, name, Target(self.dtype, self.backend, max_bytes), **layout)
-        return A if place is None else jax.device_put(A, place)
+        return A if device is None else jax.device_put(A, device)
 
-    def _turned(self, name: str, *, max_bytes: int | None = None, **layout: Any) -> SparseMatrix:
-        if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(self)):
+    def _transpose_asformat(self, name: str, *, max_bytes: int | None = None, **layout: Any) -> SparseMatrix:
+        if is_traced(self):
             raise ValueError(f"A.T.asformat({name!r}) needs a matrix that is not traced; convert outside jit")
         with concrete():
-            turned = self.T
-            csr = turned.to_scipy() if is_on_cpu(self.values) else turned.csr_arrays()
+            csr = self.T.to_scipy() if is_on_cpu(self.values) else self.T.csr_arrays()
             return build(csr, name, Target(self.dtype, self.backend, max_bytes), **layout)
 
     # ------------------------------------------------------------------------------------------------------- basis
@@ -320,7 +314,7 @@ def build(csr: Csr, name: str, target: Target, **layout: Any) -> SparseMatrix:
     check_format(name, layout)
     if name in CHOOSERS:
         return CHOOSERS[name](csr, target)
-    with contextlib.nullcontext() if isinstance(csr.data, Tracer) else concrete():
+    with concrete(csr.data):
         return FORMATS[name].from_csr(csr, target, **layout)
 
 
@@ -330,11 +324,12 @@ def check_format(name: str, layout: dict[str, Any]) -> None:
     Raises:
       ValueError: such a format or option. TypeError: an option of no format.
     """
-    options = {option for cls in FORMATS.values() for option in cls.layout_options}
-    if unknown := sorted(layout.keys() - options):
-        raise TypeError(
-            f"there is no keyword or layout option {unknown[0]!r}; formats have {', '.join(sorted(options))}"
-        )
+    for option in layout:
+        options = {option for cls in FORMATS.values() for option in cls.layout_options}
+        if option not in options:
+            raise TypeError(
+                f"there is no keyword or layout option {option!r}; formats have {', '.join(sorted(options))}"
+            )
     if name in CHOOSERS and layout:
         raise ValueError(f"format={name!r} chooses the layout itself; name a format to set {', '.join(layout)}")
     check_choice("format", name, (*FORMATS, *CHOOSERS))
@@ -344,10 +339,11 @@ def check_format(name: str, layout: dict[str, Any]) -> None:
             raise ValueError(f"format {name!r} has no layout option {option!r}; it has: {known}")
 
 
-def _place(a: Any) -> Any:
+def _committed(a: Any) -> Any:
     """The one device to which `a` is committed, by `jax.device_put` for instance; else None."""
-    placed = isinstance(a, jax.Array) and not isinstance(a, Tracer) and a.committed and len(a.devices()) == 1
-    return next(iter(a.devices())) if placed else None
+    if not is_concrete(a) or not a.committed or len(a.devices()) != 1:
+        return None
+    return next(iter(a.devices()))
 
 
 def _columns(A: SparseMatrix, x: Any) -> Array:
@@ -358,22 +354,21 @@ def _rows(A: SparseMatrix, y: Any) -> Array:
     return as_vector(y, A, 0, f"A.T @ y, or yᵀ @ A, with A of shape {A.shape} takes y")
 
 
-def _hidden(A: SparseMatrix) -> SparseMatrix:
-    """A, its pattern behind a barrier if only its values are traced by jit.
+def _not_folded(A: SparseMatrix) -> SparseMatrix:
+    """A; if jit traces only its values, XLA cannot see that the other arrays are constants.
 
-    XLA would compute what follows from a constant pattern, for seconds: with constant vectors the whole derivative by
-    the values.
+    XLA would compute for seconds what follows from constants: with constant vectors the whole derivative by the values.
     """
     if not isinstance(A.values, Tracer):
         return A
     leaves, tree = jax.tree.flatten(A)
-    if any(isinstance(a, Tracer) for a in leaves if a is not A.values) or not in_trace():
+    if is_traced([a for a in leaves if a is not A.values]) or not in_trace():
         return A
     return tree.unflatten([a if a is A.values else lax.optimization_barrier(a) for a in leaves])
 
 
-# Each product is one compiled call. Tracing it checks the arguments, so that a product outside jit costs only the call.
-# Inside jit it stays a call, of which JAX lowers the kernel once for all products with one matrix: 50 ms a kernel.
+# Each product is one compiled call, whose trace checks the arguments: a product outside jit costs only the call. Inside
+# jit it stays a call, and JAX lowers its kernel once for all products with one matrix: 50 ms per kernel.
 @jax.jit
 @standard_promotion
 def _product(A: SparseMatrix, x: Array) -> Array:

@@ -71,8 +71,8 @@ class Transposed(OnOneDevice):
         self.A._agree(**given)
 
     def _in_bases(self) -> tuple[Any, Basis, Basis]:
-        own, of_x, of_y = self.A._in_bases()
-        return Transposed(own), of_y, of_x
+        A, x_basis, y_basis = self.A._in_bases()
+        return Transposed(A), y_basis, x_basis
 
     def _failing_together(self) -> AbstractContextManager[None]:
         return self.A._failing_together()
@@ -83,17 +83,21 @@ class Transposed(OnOneDevice):
     @property
     def data(self) -> Array:
         """The entries [nnz] in the canonical order of the transpose: by its rows, then by its columns."""
-        return entry_index.take(self.A.data, entry_index.turned(self.A).place)
+        return self._in_its_order(self.A.data)
 
     @property
     def row_ids(self) -> Array:
         """The row of each entry of `data`, [nnz] int32."""
-        return entry_index.take(self.A.col_ids, entry_index.turned(self.A).place)
+        return self._in_its_order(self.A.col_ids)
 
     @property
     def col_ids(self) -> Array:
         """The column of each entry of `data`, [nnz] int32."""
-        return entry_index.take(self.A.row_ids, entry_index.turned(self.A).place)
+        return self._in_its_order(self.A.row_ids)
+
+    def _in_its_order(self, a: Array) -> Array:
+        """One number for each entry of A, in the canonical order of the transpose."""
+        return entry_index.take(a, entry_index.of_transpose(self.A).place)
 
     def with_data(self, data: Any) -> "Transposed":
         """The same pattern with other entries, as `SparseMatrix.with_data`.
@@ -104,17 +108,16 @@ class Transposed(OnOneDevice):
         Raises:
           ValueError: another shape.
         """
-        return Transposed(
-            self.A.with_data(entry_index.take(entry_index.checked(data, self.nnz), entry_index.turned(self.A).entry))
-        )
+        data = entry_index.checked(data, self.nnz)
+        return Transposed(self.A.with_data(entry_index.take(data, entry_index.of_transpose(self.A).entry)))
 
     def data_of(self, gradient: "Transposed") -> Array:
         """The entries [nnz] of a gradient in this whole view, in the order of `data`, as `SparseMatrix.data_of`."""
-        return entry_index.take(self.A.data_of(gradient.A), entry_index.turned(self.A).place)
+        return self._in_its_order(self.A.data_of(gradient.A))
 
     def csr_arrays(self) -> CsrArrays:
         """`data`, `indices` and `indptr` of the transpose, as `SparseMatrix.csr_arrays`."""
-        return entry_index.transposed(self.A.csr_arrays(), entry_index.turned(self.A).place)[0]
+        return entry_index.transposed(self.A.csr_arrays(), entry_index.of_transpose(self.A).place)[0]
 
     def asformat(self, name: str, *, max_bytes: int | None = None, **layout: Any) -> Any:
         """The transpose as a matrix of its own; arguments as in `SparseMatrix.asformat`.
@@ -122,7 +125,7 @@ class Transposed(OnOneDevice):
         Raises:
           ValueError: inside jit, of a traced matrix; and as in `SparseMatrix.asformat`.
         """
-        return self.A._turned(name, max_bytes=max_bytes, **layout)
+        return self.A._transpose_asformat(name, max_bytes=max_bytes, **layout)
 
     def diagonal(self) -> Array:
         return self.A.diagonal()

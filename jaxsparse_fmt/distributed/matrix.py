@@ -390,7 +390,7 @@ class ShardedMatrix(ShardedAlgebra):
         """The matrix on one device, in a format of `FORMATS`, through the host."""
         return build(self.to_scipy(), name, Target(self.dtype, self.backend, max_bytes), **layout)
 
-    _turned = SparseMatrix._turned
+    _transpose_asformat = SparseMatrix._transpose_asformat
 
 
 @jax.jit
