@@ -16,6 +16,7 @@ from jaxsparse_fmt._dtypes import index_dtype
 from jaxsparse_fmt._tracing import concrete, is_on_cpu, is_traced
 from jaxsparse_fmt._types import CORES, Csr
 from jaxsparse_fmt.formats import building
+from jaxsparse_fmt.formats.csr import CSR
 from jaxsparse_fmt.kernels.cpu.over_rows import in_threads
 
 PIECE = 2**19  # entries, or products of two, of a piece of a result, for which SciPy takes a millisecond or two
@@ -34,7 +35,7 @@ def at_hand(*operands: Any, fetched: bool = False) -> list[Csr] | None:
 
 def _read_only(A: Any) -> Csr:
     """SciPy's matrix; of "csr" in A's own arrays on the host, which nobody may change."""
-    if getattr(A, "name", None) != "csr" or not is_on_cpu(A.values) or A.dtype.itemsize == 2:
+    if not isinstance(A, CSR) or not is_on_cpu(A.values) or A.dtype.itemsize == 2:
         return A.to_scipy()
     return scipy.sparse.csr_array(tuple(map(np.asarray, A.csr_arrays())), shape=A.shape)
 

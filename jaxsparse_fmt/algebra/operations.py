@@ -1,4 +1,4 @@
-"""The operations behind `A + B`, `A @ B`, `A[rows]` and their like, and the functions that make new patterns."""
+"""Shifts, scalings and slices of matrices, and the public functions that make new patterns."""
 
 import operator
 from collections.abc import Sequence
@@ -43,8 +43,9 @@ def _shifted(A: Any, s: Any) -> SparseMatrix:
 def _item(A: Any, index: Any) -> Any:
     """A[index]: a matrix; with two integers a number."""
     index = index if isinstance(index, tuple) else (index,)
-    for at in [at for at, i in enumerate(index) if i is Ellipsis][:1]:
-        index = (*index[:at], *[slice(None)] * (3 - len(index)), *index[at + 1 :])
+    axes = [axis for axis, i in enumerate(index) if i is Ellipsis]
+    if axes:
+        index = (*index[: axes[0]], *[slice(None)] * (3 - len(index)), *index[axes[0] + 1 :])
     index = (*index, *[slice(None)] * (2 - len(index)))
     if len(index) > 2 or any(i is None or i is Ellipsis for i in index):
         raise IndexError(f"a matrix takes one index or two, rows and columns; got {index!r}")
@@ -53,11 +54,13 @@ def _item(A: Any, index: Any) -> Any:
     rows, columns = index
     if np.shape(rows)[1:] == (1,) and np.ndim(columns) and np.shape(columns)[:-1] in ((), (1,)):
         index = np.ravel(rows), np.ravel(columns)  # of numpy.ix_, or rows[:, None]
-    index = [i.item() if getattr(i, "ndim", None) == 0 else i for i in index]
+    index = [i.item() if isinstance(i, np.ndarray | np.generic | jax.Array) and i.ndim == 0 else i for i in index]
     whole = [isinstance(i, int) and not isinstance(i, bool) for i in index]
     places = [[_in_range(i, n)] if one else _places(i, n) for i, one, n in zip(index, whole, A.shape, strict=True)]
-    if (at_hand := by_scipy.at_hand(A, fetched=True)) is not None:
-        part, device = plans.made(by_scipy.crossing(*at_hand, *places), None, A), memory.device(A)
+    at_hand = by_scipy.at_hand(A, fetched=True)
+    if at_hand is not None:
+        part = plans.made(by_scipy.crossing(*at_hand, *places), None, A)
+        device = memory.device(A)
         part = part if device == memory.device() else jax.device_put(part, device)
     else:
         key = tuple(p if isinstance(p, slice) else tuple(p) if len(p) < 64 else None for p in places)
@@ -125,7 +128,7 @@ def diags(
     dtype: Any = None,
     format: str = "csr",
 ) -> SparseMatrix:
-    """A matrix from its diagonals, whose numbers may be traced.
+    """A matrix from its diagonals, which may be traced.
 
     Args:
       diagonals: an array, or a list of arrays, one for each offset: as long as the diagonal, or a number for all of it.
@@ -141,7 +144,8 @@ def diags(
     """
     if np.ndim(offsets) == 0:
         offsets, diagonals = [offsets], [diagonals]
-    offsets, given = [whole_number("offset", k, None) for k in offsets], [jnp.asarray(d) for d in diagonals]
+    offsets = [whole_number("offset", k, None) for k in offsets]
+    given = [jnp.asarray(d) for d in diagonals]
     if len(offsets) != len(given) or not given or len(set(offsets)) != len(offsets):
         raise ValueError(f"diags takes one diagonal for each offset, each offset once; got {len(given)} for {offsets}")
     if shape is None:
@@ -150,13 +154,14 @@ def diags(
         shape = (given[0].size + abs(offsets[0]),) * 2
     rows, cols, values = [], [], []
     for k, d in zip(offsets, given, strict=True):
-        first, n = (0, k) if k >= 0 else (-k, 0), min(shape[0] - max(-k, 0), shape[1] - max(k, 0))
+        row, col = max(-k, 0), max(k, 0)  # of its first entry
+        n = min(shape[0] - row, shape[1] - col)
         if n < 0 or (d.ndim and d.shape != (n,)):
             raise ValueError(
                 f"the diagonal of offset {k} of a matrix of shape {shape} has {max(n, 0)} numbers, not {d.shape}"
             )
-        rows.append(first[0] + np.arange(n))
-        cols.append(first[1] + np.arange(n))
+        rows.append(row + np.arange(n))
+        cols.append(col + np.arange(n))
         values.append(jnp.broadcast_to(d, (n,)))
     data = as_floating(jnp.concatenate(values), "the diagonals")
     data = data if dtype is None else data.astype(requested_dtype(dtype))
@@ -195,7 +200,7 @@ def block(blocks: Sequence[Sequence[Any]], *, format: str | None = None) -> Spar
 
     def choose(*blocks: Any) -> Any:
         xp = building.namespace(blocks[0].indptr)
-        row, col = _placed(xp, [building.entries(S) for S in blocks], corners)
+        row, col = _shifted_places(xp, [building.entries(S) for S in blocks], corners)
         return patterns.arranged(row, col, shape)
 
     return plans.selected("block", key, choose, *given, format=format)
@@ -203,15 +208,15 @@ def block(blocks: Sequence[Sequence[Any]], *, format: str | None = None) -> Spar
 
 def _common(what: str, sizes: list[int]) -> int:
     if len(set(sizes)) > 1:
-        raise ValueError(f"blocks beside or below each other need the same number of {what}; got {sizes}")
+        raise ValueError(f"blocks of one row or column of blocks need the same number of {what}; got {sizes}")
     return sizes[0] if sizes else 0
 
 
 @building.on_either(2)
-def _placed(xp: Any, parts: Any, corners: Any) -> Any:
-    """Row and column of all entries of the blocks whose first row and column are given."""
-    moved = ((row + i, col + j) for (row, col), (i, j) in zip(parts, corners, strict=True))
-    return tuple(map(xp.concatenate, zip(*moved, strict=True)))
+def _shifted_places(xp: Any, blocks: Any, corners: Any) -> Any:
+    """Row and column of all entries of blocks whose first row and column are given."""
+    places = ((row + i, col + j) for (row, col), (i, j) in zip(blocks, corners, strict=True))
+    return tuple(map(xp.concatenate, zip(*places, strict=True)))
 
 
 def hstack(matrices: Sequence[Any], *, format: str | None = None) -> SparseMatrix:
@@ -244,12 +249,12 @@ def kron(A: Any, B: Any, *, format: str | None = None) -> SparseMatrix:
       >>> js.kron(js.eye(2), A).shape
       (32, 32)
     """
-
     patterns.check("kron", A, B)
     building.check_bound("entries", A.nnz * B.nnz)
-    if (at_hand := by_scipy.at_hand(A, B)) is not None:
+    at_hand = by_scipy.at_hand(A, B)
+    if at_hand is not None:
         return plans.made(by_scipy.sorted_rows(scipy.sparse.kron(*at_hand, "csr")), format, A, B)
-    return plans.paired(patterns.outer, "kron", format, A, B)(A, B, operator.mul)
+    return plans.paired(patterns.kronecker, "kron", format, A, B)(A, B, operator.mul)
 
 
 def tril(A: Any, k: int = 0) -> SparseMatrix:

@@ -19,6 +19,7 @@ from jaxsparse_fmt.algebra import by_scipy, on_device
 from jaxsparse_fmt.core.faces import Absent
 from jaxsparse_fmt.core.kept import Kept
 from jaxsparse_fmt.core.matrix import FORMATS, SparseMatrix, build
+from jaxsparse_fmt.core.scipy_names import OnOneDevice
 from jaxsparse_fmt.core.transposed import Transposed
 from jaxsparse_fmt.formats import building, memory
 
@@ -32,7 +33,7 @@ def check(operation: str, *operands: Any) -> None:
       TypeError: names the type and the function that converts it.
     """
     for A in operands:
-        if not isinstance(A.A if isinstance(A, Transposed) else A, SparseMatrix):
+        if not (isinstance(A, OnOneDevice) and isinstance(A._stored, SparseMatrix)):
             raise TypeError(
                 f"{operation} takes matrices of this library on one device, got {type(A).__name__}; convert SciPy's "
                 "by from_scipy and a sharded one, or its transpose, by from_scipy(A.to_scipy()); with a dense array "
@@ -47,8 +48,7 @@ def lie_on_device(*operands: Any) -> bool:
 
 def index_arrays(*operands: Any) -> list[Any]:
     """The arrays of the operands' patterns, whose identities distinguish patterns."""
-    stored = [A.A if isinstance(A, Transposed) else A for A in operands]
-    return [a for A in stored for a in jax.tree.leaves(A) if a is not A.values]
+    return [a for A in operands for a in jax.tree.leaves(A._stored) if a is not A._stored.values]
 
 
 def patterns_of(*operands: Any) -> list[Csr]:
@@ -64,9 +64,9 @@ def patterns_of(*operands: Any) -> list[Csr]:
                 "let the jitted function take A.data as its argument and close over A, as in A.with_data(data), or "
                 "make a plan outside and call it inside"
             )
-    pattern = on_device.pattern_of if lie_on_device(*operands) else _pattern_on_host
+    find = on_device.pattern_of if lie_on_device(*operands) else _pattern_on_host
     with concrete():
-        return [pattern(A) for A in operands]
+        return [find(A) for A in operands]
 
 
 def _pattern_on_host(A: Any) -> Csr:
@@ -152,7 +152,7 @@ def arranged(row: Any, col: Any, shape: tuple[int, int]) -> tuple[Csr, Any]:
 
 
 def _sorted(key: np.ndarray, n: int) -> np.ndarray:
-    """The order of keys from 0 to n - 1; equal ones keep theirs. SciPy counts where n is small, else NumPy sorts."""
+    """The stable order of keys from 0 to n - 1. SciPy counts if n is small, else NumPy sorts."""
     number = np.arange(key.size + 1, dtype=index_dtype(key.size))
     if n > 8 * key.size:
         return np.argsort(key, kind="stable").astype(number.dtype)
@@ -196,30 +196,30 @@ def united(a: Csr, b: Csr, shared: bool = False) -> tuple[Csr, Any, Any]:
     left, right = both.data & ((1 << bits) - 1), both.data >> bits
     indptr, indices = both.indptr, both.indices
     if shared:
-        there = (left > 0) & (right > 0)
-        indptr = building.starts(np, there, index_dtype(there.size))[indptr]
-        indices, left, right = indices[there], left[there], right[there]
-    places = (np.where(at > 0, at - 1, S.nnz).astype(index_dtype(S.nnz)) for at, S in ((left, a), (right, b)))
-    return csr(indptr, indices, a.shape), *places
+        in_both = (left > 0) & (right > 0)
+        indptr = building.starts(np, in_both, index_dtype(in_both.size))[indptr]
+        indices, left, right = indices[in_both], left[in_both], right[in_both]
+    entries = (np.where(n > 0, n - 1, S.nnz).astype(index_dtype(S.nnz)) for n, S in ((left, a), (right, b)))
+    return csr(indptr, indices, a.shape), *entries
 
 
 shared = functools.partial(united, shared=True)
 
 
-def outer(a: Csr, b: Csr) -> tuple[Csr, Any, Any]:
+def kronecker(a: Csr, b: Csr) -> tuple[Csr, Any, Any]:
     """The pattern of the Kronecker product of a and b; and the entries of a and of b whose product each entry is."""
     shape = a.shape[0] * b.shape[0], a.shape[1] * b.shape[1]
     for what, size in zip(("rows", "columns"), shape, strict=True):
         building.check_bound(what, size)
     on_device.check_list(a.nnz * b.nnz, "products of two entries")
     xp = building.namespace(a.indptr)
-    row, col = _outer(xp, building.entries(a), building.entries(b), *b.shape)
+    row, col = _kronecker_places(xp, building.entries(a), building.entries(b), *b.shape)
     S, order = arranged(row, col, shape)
     return S, *_halves(xp, order, max(b.nnz, 1))
 
 
 @building.on_either()
-def _outer(xp: Any, a: Any, b: Any, *sizes: int) -> Any:
+def _kronecker_places(xp: Any, a: Any, b: Any, *sizes: int) -> Any:
     return tuple((i[:, None] * n + j[None]).reshape(-1) for i, j, n in zip(a, b, sizes, strict=True))
 
 
@@ -234,7 +234,7 @@ def crossed(S: Csr, rows: Any, columns: Any) -> tuple[Csr, Any]:
 
 
 def masked(S: Csr, mask: Any) -> tuple[Csr, Any]:
-    """The pattern of the entries of S where `mask`, and their numbers."""
+    """The pattern of the entries of S that `mask` selects, and their numbers."""
     if building.namespace(S.indptr) is not np:
         return on_device.masked(S, mask)
     place = np.flatnonzero(mask)
@@ -243,18 +243,18 @@ def masked(S: Csr, mask: Any) -> tuple[Csr, Any]:
 
 def format_of(*operands: Any) -> str:
     """The format of the operands, if it is the same for all, else "csr"."""
-    names = {getattr(A, "name", "csr") for A in operands}
+    names = {A.name if isinstance(A, SparseMatrix) else "csr" for A in operands}
     name = names.pop()
     return name if not names and name in FORMATS else "csr"
 
 
 def backend_of(*operands: Any) -> str:
-    return (operands[0].A if isinstance(operands[0], Transposed) else operands[0]).backend
+    return operands[0]._stored.backend
 
 
 def kept(make: Callable[[], Any], key: Any, *operands: Any, table: Kept = _kept) -> Any:
     """`make()`, or what an earlier call made for the same key and the same index arrays."""
-    kinds = [(type(A), type(getattr(A, "A", None)), A.shape, A.nnz) for A in operands]
+    kinds = [(type(A), type(A._stored), A.shape, A.nnz) for A in operands]
     return table.get((key, *kinds), index_arrays(*operands), make)
 
 
@@ -262,7 +262,7 @@ def kept(make: Callable[[], Any], key: Any, *operands: Any, table: Kept = _kept)
 
 
 def digest(A: Any) -> tuple[Any, ...]:
-    """A hash of A's pattern, whatever the format, for comparisons in this process; kept with the pattern."""
+    """A hash of A's pattern in any format, for comparisons in this process; kept with the pattern."""
 
     def make() -> tuple[Any, ...]:
         S = patterns_of(A)[0]
@@ -273,7 +273,7 @@ def digest(A: Any) -> tuple[Any, ...]:
 
 @building.on_either()
 def _hashes(xp: Any, *arrays: Any) -> list[Any]:
-    """Two sums over an array's numbers, each mixed with its place, modulo 2³²; the same on the host and a device."""
+    """Two sums of hashes of an array's numbers and their places, modulo 2³²; the same on the host and a device."""
     sums = []
     for a in arrays:
         mixed = a.astype(np.uint32) + np.uint32(0x9E3779B9) * xp.arange(a.shape[0], dtype=np.uint32)

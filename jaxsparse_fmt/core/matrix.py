@@ -75,6 +75,10 @@ class SparseMatrix(OnOneDevice, Faces):
         """
         return tuple(map(np.asarray, entry_index.places(self)))
 
+    @property
+    def _stored(self) -> Self:
+        return self
+
     # --------------------------------------------------------------------------------------------------- measures
 
     @property

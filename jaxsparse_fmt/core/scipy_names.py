@@ -14,6 +14,7 @@ from jaxsparse_fmt import _html
 from jaxsparse_fmt._arguments import as_floating, owned
 from jaxsparse_fmt._dtypes import check_keeps_imaginary, requested_dtype
 from jaxsparse_fmt._text import readable_bytes
+from jaxsparse_fmt._tracing import is_concrete
 from jaxsparse_fmt._types import Array
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 
@@ -24,7 +25,7 @@ MOST_DRAWN = 5_000_000
 
 
 class ScipyNames:
-    """SciPy's names, which stored, transposed and sharded matrices derive from a few members of their own.
+    """SciPy's names for stored, transposed and sharded matrices.
 
     A subclass provides `shape`, `dtype`, `nnz`, `T`, `matvec`, `_transposed` (Aᵀ·y without conjugation), `_each` (the
     same matrix with a function applied to all of its values), `_combined` and `_times_matrix` (with another matrix),
@@ -87,7 +88,7 @@ class ScipyNames:
     def __setitem__(self, index: Any, value: Any) -> NoReturn:
         raise TypeError(
             f"a matrix cannot change, as arrays of JAX cannot: for A[{index!r}] = {value!r} make it anew with other "
-            "values by A.with_data(A.data.at[k].set(value)), where A.row_ids and A.col_ids tell the entry k, or add a "
+            "values by A.with_data(A.data.at[k].set(value)), where A.row_ids and A.col_ids show the entry k, or add a "
             "matrix of `from_coo`"
         )
 
@@ -228,12 +229,13 @@ class ScipyNames:
 class OnOneDevice(ScipyNames):
     """The operations of stored and transposed matrices that make new patterns, or read where entries lie.
 
-    The result has the format of the operands, or is in "csr" where they differ. SciPy computes it where the values are
-    at hand on the host. Elsewhere the pattern is found once where the operands lie, and kept for later operands of the
-    same patterns, and JAX computes the values, with all derivatives. Inside jit the patterns must not be traced: close
-    over A and pass `A.data`.
+    The result has the format of the operands, or is in "csr" if they differ. SciPy computes it if the values are at
+    hand on the host. Otherwise the pattern is found once, on the operands' device, and kept for later operands of the
+    same patterns; JAX computes the values, with all derivatives. Inside jit the patterns must not be traced: close over
+    A and pass `A.data`.
     """
 
+    _stored: Any  # the matrix whose arrays these are: itself, or that of which it is the transpose
     data: Any
     row_ids: Any
     col_ids: Any
@@ -242,13 +244,13 @@ class OnOneDevice(ScipyNames):
 
     def _repr_html_(self) -> str | None:
         """For notebooks: sizes, format and a picture of the pattern; None, which shows `repr`, inside a trace."""
-        A: Any = getattr(self, "A", self)
-        leaves = jax.tree.leaves(A)
-        if not all(isinstance(leaf, jax.Array | np.ndarray) and not isinstance(leaf, Tracer) for leaf in leaves):
+        A = self._stored
+        if not all(isinstance(a, np.ndarray) or is_concrete(a) for a in jax.tree.leaves(A)):
             return None
         if A.values.ndim != 1 or not A._has_pattern:
             return None
-        (rows, cols), (name, *remarks) = self.shape, A._described
+        rows, cols = self.shape
+        name, *remarks = A._described
         options = ", ".join(f"{k}={v}" for k, v in A.layout.items())
         facts = [
             ("entries", f"{A.nnz:,}, {A.nnz / max(rows * cols, 1):.2g} of all places"),
@@ -315,7 +317,7 @@ class OnOneDevice(ScipyNames):
 
 
 def spmv(A: Any, x: Any, y: Any = None, alpha: Any = 1.0, beta: Any = 0.0) -> Array:
-    """alpha·A·x + beta·y. If beta is 0, NaNs of y do not spread, and y is not read unless beta is traced.
+    """alpha·A·x + beta·y. If beta is 0, NaNs of y do not spread; y is then read only if beta is traced.
 
     Args:
       x: [n_cols] or [n_cols, p].
@@ -330,7 +332,7 @@ def spmv(A: Any, x: Any, y: Any = None, alpha: Any = 1.0, beta: Any = 0.0) -> Ar
     """
     A._agree(alpha=alpha, beta=beta, y=y)
     product = A @ x
-    alpha, beta = (a.item() if isinstance(a, np.generic) else a for a in (alpha, beta))  # weak, as Python's numbers
+    alpha, beta = (a.item() if isinstance(a, np.generic) else a for a in (alpha, beta))  # weak dtypes
     product = product if isinstance(alpha, (int, float)) and alpha == 1 else alpha * product
     if not isinstance(beta, Tracer) and np.ndim(beta) == 0 and beta == 0:
         return product

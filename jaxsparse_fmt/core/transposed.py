@@ -23,6 +23,10 @@ class Transposed(OnOneDevice):
     A: Any  # a SparseMatrix, whose module imports this one
 
     @property
+    def _stored(self) -> Any:
+        return self.A
+
+    @property
     def shape(self) -> tuple[int, int]:
         return self.A.shape[1], self.A.shape[0]
 
