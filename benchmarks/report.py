@@ -120,11 +120,13 @@ def text(header: dict[str, str], rows: list[Row]) -> str:
     """The header in a line, and a Markdown table of each section, which reads as plain text too."""
     lines = [", ".join(f"{key} {value}" for key, value in header.items())]
     for name in dict.fromkeys(row["section"] for row in rows):
-        lines += ["", f"## {name}", "", *_table([scalars(row) for row in rows if row["section"] == name])]
+        lines += ["", f"## {name}", "", *table([row for row in rows if row["section"] == name])]
     return "\n".join(lines)
 
 
-def _table(rows: list[Row]) -> Iterable[str]:
+def table(rows: list[Row]) -> Iterable[str]:
+    """The lines of a Markdown table of all scalars of the rows; a NaN, which was not measured, stays empty."""
+    rows = [scalars(row) for row in rows]
     keys = list(dict.fromkeys(key for row in rows for key in row if key != "section"))
     numbers = [any(isinstance(row.get(key), (int, float)) for row in rows) for key in keys]
     yield f"| {' | '.join(keys)} |"
@@ -136,7 +138,7 @@ def _table(rows: list[Row]) -> Iterable[str]:
 def _cell(value: Any) -> str:
     if not isinstance(value, float):
         return str(value)
-    return "" if value != value else f"{value:.3g}"  # a NaN was not measured
+    return "" if value != value else f"{value:.3g}"
 
 
 def write(path: Path, header: dict[str, str], rows: list[Row]) -> None:

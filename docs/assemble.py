@@ -202,12 +202,12 @@ def of_convergence() -> Iterator[str]:
 def of_reductions() -> Iterator[str]:
     from examples import data_reduction
 
-    rows = [
-        {"like": name, "from": f"`gallery.{call}`", "here": here, "paper": paper}
-        for name, call, *_, here, paper in data_reduction.reductions()
-    ]
-    columns = [("like", "like"), ("made by", "from"), ("% saved here", "here:.1f"), ("% in the paper", "paper:.1f")]
-    yield from report.markdown(rows, columns)
+    yield from report.table(
+        [
+            {"like": name, "made by": f"`gallery.{call}`", "% saved here": here, "% in the paper": paper}
+            for name, call, *_, here, paper in data_reduction.reductions()
+        ]
+    )
 
 
 def of_memory() -> Iterator[str]:
@@ -225,7 +225,7 @@ def of_memory() -> Iterator[str]:
         rows.append(row)
     yield "Here, and in brackets as the paper prints it:"
     yield ""
-    yield from report.markdown(rows, [("matrix", "matrix"), *((name, name) for name in formats)])
+    yield from report.table(rows)
 
 
 def results() -> list[Path]:
@@ -258,7 +258,7 @@ def reference(title: str, named: dict[types.ModuleType, str]) -> str:
     """A page of the reference: a table with a line for each name, and their whole descriptions."""
     lines = [f"# {title}", ""]
     if any(inspect.isfunction(getattr(m, name)) for m, names in named.items() for name in names.split()):
-        use = "Examples use `import jaxsparse as js` and, beside the usual imports:"
+        use = "Examples use `import jaxsparse as js`, the usual imports, and:"
         lines += [use, "", "```python", EXAMPLES_USE.rstrip(), "```", ""]
     for module, names in named.items():
         about = [] if module in (jsf, solvers) else [f".. automodule:: {module.__name__}", ""]

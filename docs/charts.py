@@ -126,7 +126,7 @@ def seconds(s: float) -> str:
 
 
 def by_class(what: str, title: str, opponent: str, names: Iterable[str]) -> Panel:
-    """Speeds of "auto" by class of matrix, the fastest first behind the mean of all."""
+    """Speeds of "auto" by class of matrix, the mean of all first and then the fastest."""
     rows = figures.rows_of(what)
     means = {name: figures.speeds(rows, figures.CLASSES[name]) for name in names}
     known = sorted(

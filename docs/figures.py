@@ -310,7 +310,7 @@ def multigrid() -> Iterator[str]:
 
 
 def sourced(made: Callable[[], Iterator[str]], command: str, *whats: str) -> Callable[[], Iterator[str]]:
-    """A table below the line that tells its source."""
+    """A table below the lines with its source."""
     return lambda: iter([*source(command, *whats), *made()])
 
 

@@ -1,6 +1,6 @@
 """Steer the heating of a plate: implicit time steps in a scan, differentiated by the control.
 
-A plate whose edges are kept cold is heated on a strip beside its centre. Which power over time brings the centre to a
+A plate whose edges are kept cold is heated on a strip next to its centre. Which power over time brings the centre to a
 wanted course? Every step of implicit Euler is a solve; `jax.grad` runs through all of them backwards, a transposed
 solve each, and the memory is that of the states.
 
