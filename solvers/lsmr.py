@@ -23,16 +23,16 @@ from jax.core import Tracer
 from jaxsparse_fmt._arguments import owned
 from jaxsparse_fmt._pytrees import exportable, pytree
 from jaxsparse_fmt.core import mesh_axes
-from solvers.core import arguments, iterate, opaque, program
+from solvers.core import arguments, iterate, program
 from solvers.core.interrupts import calling
 from solvers.core.iterate import Options, System
-from solvers.core.linear_solve import TRUNCATED, hermitian_solve, report
 from solvers.core.program import Entry
 from solvers.core.scaling import Map, scaled
-from solvers.core.settings import Adjoint, Settings, settled, solver
+from solvers.core.settings import Settings, settled, solver
 from solvers.core.space import exponent, largest, length, norm
 from solvers.core.stopping import RUNNING, Limits, Loop, is_rounding, recorded, status_of
 from solvers.core.vectors import adjoint_product, dot, ratio, times
+from solvers.least_squares import LeastSquares, Maps
 from solvers.solution import Solution, Status
 
 ROUNDING = 10  # times eps·‖A‖·‖b‖: normal residuals that are rounding
@@ -166,7 +166,7 @@ def _compute(
         precondition = arguments.entered(M, of_x)
         M = program.traced(lambda r: precondition(r).astype(dtype), unknown)
     M, x0, limits = lax.stop_gradient((M, x0, limits))
-    x, end = LeastSquares(options, adjoint)(System(K, M, rows, x0, limits))
+    x, end = LeastSquares(_run, options, adjoint)(System(K, M, rows, x0, limits))
     norms = end.norms if options.history_length else None
     return LeastSquaresSolution(of_x.leave(x), end.code, end.k, length(end.r[:m]), norms, end.normal)
 
@@ -181,17 +181,6 @@ _solve = Entry(_compute, _examples)
 
 
 # -------------------------------------------------------------------------------------------------------- the loop
-
-
-class Maps(NamedTuple):
-    """A linear map and its adjoint; a pytree if both are pytrees."""
-
-    apply: Any  # [n] -> [m]
-    adjoint: Any  # [m] -> [n]
-
-    @property
-    def H(self) -> "Maps":
-        return Maps(self.adjoint, self.apply)
 
 
 class Work(NamedTuple):
@@ -216,8 +205,8 @@ class Work(NamedTuple):
         return jnp.abs(self.zeta_bar) if self.s is None else norm(self.s)
 
 
-class Outer(NamedTuple):
-    """A solve before its true residual is judged; r and its norms are those of the x before."""
+class Restart(NamedTuple):
+    """A solve before its true residual is judged; r and its norms are those of the previous x."""
 
     x: Array
     r: Array
@@ -230,24 +219,23 @@ class Outer(NamedTuple):
     norms: Array
 
 
-class End(NamedTuple):
-    """The result of a solve, without its solution."""
+class Ending(NamedTuple):
+    """How a solve ended: its results without x."""
 
     k: Array
     r: Array  # b − A·x
     normal: Array  # ‖Aᴴ·r‖, true
     code: Array
     norms: Array  # of Aᴴ·r by recursion
-    # Whether a rule was met, and whether the first one was, or as far as rounding lets.
-    sound: Array
-    consistent: Array
+    sound: Array  # whether a rule was met, as far as rounding lets
+    consistent: Array  # whether the first rule was, as far as rounding lets
 
     @property
     def norm(self) -> Array:
         return length(self.r)
 
 
-def _run(options: Options, system: System, inside: bool, rtol_normal: Any = None) -> tuple[Array, End]:
+def _run(options: Options, system: System, inside: bool, rtol_normal: Any = None) -> tuple[Array, Ending]:
     """x with the least ‖b − A·x‖, and from x0 = 0 the shortest such x. Powers of two scale A and b.
 
     Args:
@@ -257,17 +245,17 @@ def _run(options: Options, system: System, inside: bool, rtol_normal: Any = None
     Returns:
       x [n] or [n, k], zero wherever it is not finite, and how the solve ended.
     """
-    own, M, b, x, limits, *_ = system
+    users, M, b, x, limits, *_ = system
     e_b, finite = exponent(b), jnp.ones(b.shape[1:], bool)
-    if x is not None:  # numbers that are not finite are reported, with the residual of the x = 0 that is returned
+    if x is not None:  # entries that are not finite are reported, with the residual of the x = 0 that is returned
         finite = jnp.isfinite(largest(x))
         x = jnp.where(finite, x, 0)
-        x = jnp.where(finite & ~(largest(b - own.apply(x)) < iterate.FAR * largest(b)), 0, x)
+        x = jnp.where(finite & ~(largest(b - users.apply(x)) < iterate.FAR * largest(b)), 0, x)
     b = scaled(b, -e_b)
-    s = own.adjoint(b)
+    s = users.adjoint(b)
     e_s = exponent(s)
-    e_A = jnp.maximum(e_s, exponent(own.apply(scaled(s, -e_s))))  # b alone need not tell the size of a damp
-    A = Maps(lambda v: scaled(own.apply(v), -e_A), lambda v: scaled(own.adjoint(v), -e_A))
+    e_A = jnp.maximum(e_s, exponent(users.apply(scaled(s, -e_s))))  # Aᴴ·b alone need not show the size of a damp
+    A = Maps(lambda v: scaled(users.apply(v), -e_A), lambda v: scaled(users.adjoint(v), -e_A))
     out, x = e_b - e_A, jnp.zeros_like(s) if x is None else scaled(x, e_A - e_b)
     E = N = lambda v: v
     if M is not None:
@@ -280,19 +268,19 @@ def _run(options: Options, system: System, inside: bool, rtol_normal: Any = None
     rounding = ROUNDING * eps * b_norm if rtol_normal is None else 0
     least = eps / 16  # a recursion that fell by more is rounding
 
-    def trip(outer: Outer) -> Outer:
+    def trip(state: Restart) -> Restart:
         """Judges x, and takes LSMR from its true residual until the recurrences meet a rule."""
-        r = b - A.apply(outer.x)
+        r = b - A.apply(state.x)
         r_norm, s_norm = norm(r), norm(s := A.adjoint(r))
-        A_norm = jnp.maximum(outer.A_norm, ratio(s_norm, r_norm))
+        A_norm = jnp.maximum(state.A_norm, ratio(s_norm, r_norm))
         met = (r_norm <= tolerance) | (s_norm <= jnp.maximum(relative * r_norm, rounding) * A_norm)
         code = status_of(
-            (outer.code != RUNNING, outer.code),
+            (state.code != RUNNING, state.code),
             (~jnp.isfinite(r_norm + s_norm), Status.NON_FINITE),
             (met, Status.CONVERGED),
-            (outer.failure != RUNNING, outer.failure),
-            (outer.k >= limits.maxiter, Status.MAXITER),
-            ((s_norm >= outer.s_norm / 2) & (r_norm >= outer.r_norm / 2), Status.STAGNATION),
+            (state.failure != RUNNING, state.failure),
+            (state.k >= limits.maxiter, Status.MAXITER),
+            ((s_norm >= state.s_norm / 2) & (r_norm >= state.r_norm / 2), Status.STAGNATION),
         )
         work = _start(A, E, N, r, A_norm, s if M is not None and inside else None)
         goal = jnp.maximum(tolerance, least * r_norm) * ratio(work.r_norm, r_norm)
@@ -308,39 +296,39 @@ def _run(options: Options, system: System, inside: bool, rtol_normal: Any = None
             takes = moves & (failure == RUNNING)
             work = jax.tree.map(lambda new, old: jnp.where(takes, new, old), new, loop.work)
             if options.callback is not None:
-                iterate.show(options.callback, moves, scaled(outer.x + work.x, out))
+                iterate.show(options.callback, moves, scaled(state.x + work.x, out))
             k = loop.k + takes
             norms = recorded(loop.norms, jnp.where(moves, k, -1), work.s_norm)
             return Loop(work, k, work.s_norm, jnp.where(moves, failure, loop.code), norms)
 
-        norms = recorded(outer.norms, jnp.where(outer.k == 0, 0, -1), s_norm)
-        loop = Loop(work, outer.k, s_norm, code, norms)
+        norms = recorded(state.norms, jnp.where(state.k == 0, 0, -1), s_norm)
+        loop = Loop(work, state.k, s_norm, code, norms)
         # One step a trip, as in `Method.unrolled`: it has two products and about 60 scalars.
         unit = scaled(jnp.ones_like(b_norm), e_b + e_A)
         several = iterate.steps(advance, options, unit, unroll=1)
         loop = iterate.repeated(lambda loop: jnp.any(goes_on(loop)), several, loop)
-        x = outer.x + jnp.where(code == RUNNING, loop.work.x, 0)
-        return Outer(x, r, r_norm, s_norm, jnp.maximum(A_norm, loop.work.A_norm), loop.k, loop.code, code, loop.norms)
+        x = state.x + jnp.where(code == RUNNING, loop.work.x, 0)
+        return Restart(x, r, r_norm, s_norm, jnp.maximum(A_norm, loop.work.A_norm), loop.k, loop.code, code, loop.norms)
 
     never, running = jnp.full_like(b_norm, jnp.inf), jnp.full(b_norm.shape, RUNNING, jnp.int32)
     A_norm = jnp.zeros_like(b_norm) if system.x0 is None else ratio(norm(A.apply(x)), norm(x))
     norms = jnp.full((options.history_length, *b_norm.shape), -1, real)
     failure = jnp.where(finite, running, Status.NON_FINITE).astype(jnp.int32)
-    outer = mesh_axes.varying(Outer(x, b, never, never, A_norm, 0 * running, failure, running, norms), b)
-    outer = lax.while_loop(lambda outer: jnp.any(outer.code == RUNNING), trip, outer)
+    state = mesh_axes.varying(Restart(x, b, never, never, A_norm, 0 * running, failure, running, norms), b)
+    state = lax.while_loop(lambda state: jnp.any(state.code == RUNNING), trip, state)
 
-    rounding = 100 * eps * (outer.A_norm * norm(outer.x) + b_norm)
-    consistent = outer.r_norm <= jnp.maximum(tolerance, rounding)
-    sound = (outer.code == Status.STAGNATION) & (outer.s_norm <= outer.A_norm * rounding)
-    x = scaled(outer.x, out)
-    x, finite = jnp.where(jnp.isfinite(x), x, 0), jnp.all(jnp.isfinite(outer.x), axis=0)
-    lost = outer.A_norm * norm(scaled(x, -out) - outer.x) > jnp.maximum(tolerance, relative * outer.r_norm)
-    rounded = is_rounding(outer.code, outer.r_norm, outer.A_norm * norm(outer.x), b_norm, tolerance)
+    rounding = 100 * eps * (state.A_norm * norm(state.x) + b_norm)
+    consistent = state.r_norm <= jnp.maximum(tolerance, rounding)
+    sound = (state.code == Status.STAGNATION) & (state.s_norm <= state.A_norm * rounding)
+    x = scaled(state.x, out)
+    x, finite = jnp.where(jnp.isfinite(x), x, 0), jnp.all(jnp.isfinite(state.x), axis=0)
+    lost = state.A_norm * norm(scaled(x, -out) - state.x) > jnp.maximum(tolerance, relative * state.r_norm)
+    rounded = is_rounding(state.code, state.r_norm, state.A_norm * norm(state.x), b_norm, tolerance)
     causes = (~finite, Status.NON_FINITE), (lost, Status.OUT_OF_RANGE), (rounded, Status.ROUNDED)
-    code = status_of(*causes, (finite, outer.code))
-    norms = jnp.where(outer.norms < 0, outer.norms, scaled(outer.norms, e_b + e_A))
-    sound, normal = sound | (code == Status.CONVERGED), scaled(outer.s_norm, e_b + e_A)
-    return x, End(outer.k, scaled(outer.r, e_b), normal, code, norms, sound, consistent)
+    code = status_of(*causes, (finite, state.code))
+    norms = jnp.where(state.norms < 0, state.norms, scaled(state.norms, e_b + e_A))
+    sound, normal = sound | (code == Status.CONVERGED), scaled(state.s_norm, e_b + e_A)
+    return x, Ending(state.k, scaled(state.r, e_b), normal, code, norms, sound, consistent)
 
 
 def _start(A: Maps, E: Map, N: Map, r: Array, A_norm: Array, s: Array | None) -> Work:
@@ -390,78 +378,3 @@ def _unit(M: Map, v_: Array) -> tuple[Array, Array, Array]:
     squared = dot(v_, v)
     length = jnp.sign(squared) * jnp.sqrt(jnp.abs(squared))
     return ratio(v, length), ratio(v_, length), length
-
-
-# ------------------------------------------------------------------------------------------------- differentiation
-
-
-class LeastSquares(opaque.Rules):
-    """The shortest x with the least ‖b − A·x‖, differentiable in b and in whatever A depends on, to any order.
-
-    The loop itself is not differentiated. Let H be A if A has at least as many rows as columns, and Aᴴ otherwise. x is
-    half of the solution of
-
-        y + H·z = f                A = H: y the residual b − A·x, z = x, f = b, g = 0
-        Hᴴ·y    = g                A = Hᴴ: y = x, f = 0, g = b
-
-    (Björck 1996, §1.1.4): a Hermitian system, whose derivatives are solves with itself, through
-    `lax.custom_linear_solve`. Two least-squares solves do it: y₀ = (Hᴴ)⁺·g and z = H⁺·(f − y₀).
-
-    Attributes:
-      inside: whether M approximates (AᴴA)⁻¹; if not, it approximates (AAᴴ)⁻¹.
-    """
-
-    options: Options
-    adjoint: Adjoint
-    inside: bool = True
-
-    def compute(self, system: System) -> tuple[Array, End]:
-        return _run(self.options, system, self.inside)
-
-    def jvp(self, system: System, moved: System) -> tuple[Any, Any]:
-        x, end = self(system)
-        A, dA, db = system.A, moved.A, moved.b
-        options = self.options._replace(history_length=0, callback=None, progress=None)
-        is_tall = system.b.shape[0] >= x.shape[0]
-        H, dH = (A, dA) if is_tall else (A.H, dA.H)
-        of_H = dataclasses.replace(self, options=options, inside=self.inside == is_tall)
-        own = system._replace(A=H, x0=None, limits=system.limits.of_derivative)
-        y, z = (system.b - A.apply(x), x) if is_tall else (x, of_H(own._replace(b=-x))[0])
-        df, dg = (db, None) if is_tall else (None, db)
-        df = _less(df, opaque.jvp(lambda f: f(z), H.apply, dH.apply))
-        dg = _less(dg, opaque.jvp(lambda f: f(y), H.adjoint, dH.adjoint))
-        d_end = opaque.undefined(end, moved)
-        if df is None and dg is None:
-            return (x, end), (None, d_end)
-        m = y.shape[0]
-        # Both right-hand sides form one array: custom_linear_solve has no transpose if one of several is constant.
-        rhs = jnp.concatenate([jnp.zeros_like(y) if df is None else df, jnp.zeros_like(z) if dg is None else dg])
-
-        def matvec(yz):
-            return jnp.concatenate([yz[:m] + H.apply(yz[m:]), H.adjoint(yz[:m])])
-
-        dyz = hermitian_solve(matvec, lambda rhs: jnp.concatenate(of_H._saddle(own, rhs[:m], rhs[m:])), rhs)
-        return (x, end), (dyz[m:] if is_tall else dyz[:m], d_end)
-
-    def _saddle(self, system: System, f: Array, g: Array) -> tuple[Array, Array]:
-        """y and z with y + H·z = f and Hᴴ·y = g, for the H of the system; NaN where a solve fails.
-
-        Where H has dependent columns, g may lie outside the range of Hᴴ. Then y is the least-squares solution,
-        and z is NaN.
-        """
-        H, eps = system.A, jnp.finfo(f.dtype).eps
-        exact = jnp.maximum(jnp.sqrt(eps) * system.limits.rtol, 32 * eps)  # the second rule: for a g out of range
-        y, end = _run(self.options, system._replace(A=H.H, b=g), not self.inside, rtol_normal=exact)
-        z, end_z = _run(self.options, system._replace(b=f - y), self.inside)
-        report(self.adjoint.report, end, end.code, g)
-        report(self.adjoint.report, end_z, end_z.code, f)
-        sound, exists = end.sound & end_z.sound, end.consistent
-        if self.adjoint.truncated:
-            ended = [jnp.isin(e.code, jnp.array(TRUNCATED)) for e in (end, end_z)]
-            sound, exists = sound | ended[0] & ended[1], exists | ended[0]
-        return jnp.where(sound, f - H.apply(z), jnp.nan), jnp.where(sound & exists, z, jnp.nan)
-
-
-def _less(a: Array | None, b: Array | None) -> Array | None:
-    """a − b, None for zero."""
-    return a if b is None else -b if a is None else a - b

@@ -1,0 +1,97 @@
+"""Least-squares solutions and their derivatives, which are solves with Hermitian systems; `lsmr` has the loop."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from solvers.core import opaque
+from solvers.core.iterate import Options, System
+from solvers.core.linear_solve import TRUNCATED, hermitian_solve, report
+from solvers.core.settings import Adjoint
+
+
+class Maps(NamedTuple):
+    """A linear map and its adjoint; a pytree if both are pytrees."""
+
+    apply: Any  # [n] -> [m]
+    adjoint: Any  # [m] -> [n]
+
+    @property
+    def H(self) -> "Maps":
+        return Maps(self.adjoint, self.apply)
+
+
+class LeastSquares(opaque.Rules):
+    """The shortest x with the least ‖b − A·x‖, differentiable in b and in whatever A depends on, to any order.
+
+    The loop is not differentiated. Let H be A if A has at least as many rows as columns, else Aᴴ. x is half of the
+    solution of a Hermitian system (Björck 1996, §1.1.4),
+
+        y + H·z = f                A = H: y the residual b − A·x, z = x, f = b, g = 0
+        Hᴴ·y    = g                A = Hᴴ: y = x, f = 0, g = b
+
+    whose derivatives are solves with itself. Two least-squares solves give one: y₀ = (Hᴴ)⁺·g and z = H⁺·(f − y₀).
+
+    Attributes:
+      loop: (options, system, inside, rtol_normal) -> x and how the solve ended.
+      inside: whether M approximates (AᴴA)⁻¹; if not, it approximates (AAᴴ)⁻¹.
+    """
+
+    loop: Callable[..., tuple[Array, Any]]
+    options: Options
+    adjoint: Adjoint
+    inside: bool = True
+
+    def compute(self, system: System) -> tuple[Array, Any]:
+        return self.loop(self.options, system, self.inside)
+
+    def jvp(self, system: System, tangents: System) -> tuple[Any, Any]:
+        x, end = self(system)
+        A, dA, db = system.A, tangents.A, tangents.b
+        options = self.options._replace(history_length=0, callback=None, progress=None)
+        is_tall = system.b.shape[0] >= x.shape[0]
+        H, dH = (A, dA) if is_tall else (A.H, dA.H)
+        with_H = dataclasses.replace(self, options=options, inside=self.inside == is_tall)
+        system_H = system._replace(A=H, x0=None, limits=system.limits.of_derivative)
+        y, z = (system.b - A.apply(x), x) if is_tall else (x, with_H(system_H._replace(b=-x))[0])
+        df, dg = (db, None) if is_tall else (None, db)
+        df = _less(df, opaque.jvp(lambda f: f(z), H.apply, dH.apply))
+        dg = _less(dg, opaque.jvp(lambda f: f(y), H.adjoint, dH.adjoint))
+        d_end = opaque.undefined(end, tangents)
+        if df is None and dg is None:
+            return (x, end), (None, d_end)
+        m = y.shape[0]
+        # Both right-hand sides form one array: custom_linear_solve has no transpose if one of several is constant.
+        rhs = jnp.concatenate([jnp.zeros_like(y) if df is None else df, jnp.zeros_like(z) if dg is None else dg])
+
+        def matvec(yz: Array) -> Array:
+            return jnp.concatenate([yz[:m] + H.apply(yz[m:]), H.adjoint(yz[:m])])
+
+        dyz = hermitian_solve(matvec, lambda rhs: jnp.concatenate(with_H._saddle(system_H, rhs[:m], rhs[m:])), rhs)
+        return (x, end), (dyz[m:] if is_tall else dyz[:m], d_end)
+
+    def _saddle(self, system: System, f: Array, g: Array) -> tuple[Array, Array]:
+        """y and z with y + H·z = f and Hᴴ·y = g, for the H of the system; NaN if a solve fails.
+
+        If H has dependent columns, g may lie outside the range of Hᴴ. Then y is the least-squares solution, and z is
+        NaN.
+        """
+        H, eps = system.A, jnp.finfo(f.dtype).eps
+        exact = jnp.maximum(jnp.sqrt(eps) * system.limits.rtol, 32 * eps)  # the second rule: for a g out of range
+        y, end = self.loop(self.options, system._replace(A=H.H, b=g), not self.inside, rtol_normal=exact)
+        z, end_z = self.loop(self.options, system._replace(b=f - y), self.inside)
+        report(self.adjoint.report, end, end.code, g)
+        report(self.adjoint.report, end_z, end_z.code, f)
+        sound, exists = end.sound & end_z.sound, end.consistent
+        if self.adjoint.truncated:
+            ended = [jnp.isin(e.code, jnp.array(TRUNCATED)) for e in (end, end_z)]
+            sound, exists = sound | ended[0] & ended[1], exists | ended[0]
+        return jnp.where(sound, f - H.apply(z), jnp.nan), jnp.where(sound & exists, z, jnp.nan)
+
+
+def _less(a: Array | None, b: Array | None) -> Array | None:
+    """a − b, None for zero."""
+    return a if b is None else -b if a is None else a - b
