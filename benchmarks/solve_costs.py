@@ -1,15 +1,21 @@
-"""How far the estimates of `solve` lie from the clock: set-up and steps of each way that suits a system.
+"""What `solve` costs: against its estimates, by size, and against each way by hand and SciPy.
 
-    python -m benchmarks solve_costs --json out.json          some five minutes on two cores
+    python -m benchmarks solve_costs --json out.json          some ten minutes on two cores
 
-Each way gets at most STEPS steps. "ratio" is the measured time over the estimate of the set-up and of the steps taken;
-on a CPU it is the processor's time, which other load lengthens less than the clock's.
-The last section counts the pairs within a factor of 3. JAXSPARSE_MATRICES and JAXSPARSE_CASES add files of theirs.
+pairs: set-up and at most STEPS steps of each way that suits a system; "ratio" is the time over the estimate of these.
+all: the pairs within a factor of 3.
+sizes: each way, and `solve`, for problems of growing size.
+campaign: `solve`, warm and without its memory, and "again" with it, against the best of its ways by hand and of SciPy,
+set-up included; "wrong" is a status that the residual in long double contradicts. mean: of its ratios.
+
+On a CPU a time is the processor's, which other load lengthens less than the clock's. A cell that would take more than
+LIMIT seconds is left out. JAXSPARSE_MATRICES and JAXSPARSE_CASES add files of theirs.
 """
 
 import argparse
 import os
 import pathlib
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,16 +24,20 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.io
 import scipy.sparse as sp
+import scipy.sparse.linalg as spla
 
 import jaxsparse_fmt as jsf
 from benchmarks import report, timing
-from solvers import SolverError, ways
+from solvers import SolverError, Status, solve, ways
 from solvers.core.settings import DEFAULTS
 from solvers.facts import Facts
 
 STEPS = 60
-LARGE = 30_000  # unknowns of the files, at most
+LARGE = 60_000  # unknowns of the files, at most
 FACTOR = 3
+LIMIT = 2.0  # seconds
+RTOL, SHORT = 1e-8, 5e-3
+BY_FACTORS = next(way for way in ways.WAYS if way.M == "factors")
 SYSTEMS: dict[str, Callable[[float], Any]] = {
     "poisson 2D": lambda s: jsf.gallery.poisson(int(200 * s), dim=2),
     "poisson 3D": lambda s: jsf.gallery.poisson(int(32 * s)),
@@ -36,7 +46,14 @@ SYSTEMS: dict[str, Callable[[float], Any]] = {
     "biharmonic": lambda s: jsf.gallery.poisson(int(100 * s), dim=2) @ jsf.gallery.poisson(int(100 * s), dim=2),
     "Helmholtz, complex": lambda s: helmholtz(int(80 * s)),
     "power law": lambda s: laplacian(abs(jsf.gallery.power_law(int(5_000 * s)))),
+    "Neumann": lambda s: neumann(int(30 * s)),
+    "anisotropic": lambda s: sp.kronsum(line(int(200 * s)), 1e-3 * line(int(200 * s))),
+    "weak convection 2D": lambda s: convection(int(200 * s)),
+    "mixed Poisson": lambda s: mixed(int(60 * s)),
+    "shifted Poisson": lambda s: jsf.gallery.poisson(int(150 * s), dim=2) - 0.003 * sp.eye_array(int(150 * s) ** 2),
+    "circuit": lambda s: circuit(int(8_000 * s)),
 }
+SIZES = {"poisson 3D": (6, 9, 13, 20, 30, 45), "convection 3D": (6, 9, 13, 20, 30, 45)}
 
 
 def helmholtz(n: int) -> Any:
@@ -46,6 +63,38 @@ def helmholtz(n: int) -> Any:
 def laplacian(W: Any) -> Any:
     W = sp.csr_array(W + W.T)
     return sp.diags_array(np.asarray(W.sum(axis=1)).ravel() + 1e-3) - W
+
+
+def line(n: int) -> Any:
+    return sp.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(n, n))
+
+
+def neumann(n: int) -> Any:
+    """Singular: the constant vector is in the kernel."""
+    A = jsf.gallery.poisson(n)
+    return A - sp.diags_array(np.asarray(A.sum(axis=1)).ravel())
+
+
+def convection(n: int) -> Any:
+    """Upwind, the flow along one axis."""
+    return sp.kronsum(line(n), line(n) + 0.02 * sp.diags_array([-1.0, 1.0], offsets=[-1, 0], shape=(n, n)))
+
+
+def mixed(n: int) -> Any:
+    """Mixed Poisson, fluxes on faces and pressures in cells: a saddle point."""
+    D = sp.diags_array([-1.0, 1.0], offsets=[0, 1], shape=(n, n + 1))
+    B = sp.hstack([sp.kron(sp.eye_array(n), D), sp.kron(D, sp.eye_array(n))])
+    return sp.block_array([[sp.eye_array(B.shape[1]), B.T], [B, None]])
+
+
+def circuit(n: int) -> Any:
+    """Conductances between near nodes, and a controlled source for each tenth node."""
+    rng = np.random.default_rng(0)
+    i, near = rng.integers(0, n, 2 * n), rng.integers(-50, 51, 2 * n)
+    W = sp.coo_array((10 ** rng.uniform(-6, 0, 2 * n), (i, np.clip(i + near, 0, n - 1))), shape=(n, n)).tocsr()
+    sources = sp.coo_array((0.05 * rng.uniform(size=n // 10), rng.integers(0, n, (2, n // 10))), shape=(n, n))
+    W = W + W.T
+    return sp.diags_array(np.asarray(W.sum(axis=1)).ravel() + 1e-9) - W + sources
 
 
 def systems(scale: float) -> Iterator[tuple[str, Any]]:
@@ -58,11 +107,11 @@ def systems(scale: float) -> Iterator[tuple[str, Any]]:
             yield path.name.partition(".")[0], S.astype(np.result_type(S.dtype, float))
 
 
-def measured(f: Callable[[], Any]) -> tuple[Any, float]:
-    """The result, and the least seconds of up to three calls after one that compiles."""
+def measured(f: Callable[[], Any], most: float = 2.0) -> tuple[Any, float]:
+    """The result, and the least seconds of up to three calls, of `most` in all, after one that compiles."""
     found = jax.block_until_ready(f())
     seconds: list[float] = []
-    while len(seconds) < 3 and sum(seconds) < 2:
+    while len(seconds) < 3 and sum(seconds) < most:
         found, wall, cpu = timing.timed(f)
         seconds.append(cpu if report.platform_here() == "cpu" else wall)
     return found, min(seconds)
@@ -89,11 +138,107 @@ def pair(way: ways.Way, facts: Facts, b: Any) -> report.Row:
     return {"steps": taken, "estimate": guess, "seconds": seconds, "ratio": seconds / guess}
 
 
+def by_hand(A: Any, b: Any, facts: Facts) -> dict[str, Callable[[], Any]]:
+    """What solves the system by each way that suits it, and is expected to set up within LIMIT."""
+
+    def of_way(trial: ways.Trial) -> Callable[[], Any]:
+        settings = DEFAULTS | {"rtol": RTOL, "maxiter": int(LIMIT / trial.step)}
+        return lambda: ways.run(trial, [], ways.made(trial, facts), A, b, None, settings, facts).x
+
+    trials = [ways.estimate(way, facts, True) for way in ways.WAYS if way.when(facts)]
+    return {trial.way.name: of_way(trial) for trial in trials if trial.set_up < LIMIT}
+
+
+def by_scipy(S: Any, b: Any, facts: Facts) -> dict[str, Callable[[], Any]]:
+    C, R = sp.csc_matrix(S), sp.csr_matrix(S)
+    symmetric = {"permc_spec": "MMD_AT_PLUS_A", "diag_pivot_thresh": 0.0, "options": {"SymmetricMode": True}}
+
+    def in_time(method: Callable[..., Any], **options: Any) -> Any:
+        began = time.perf_counter()
+
+        def check(_: Any) -> None:
+            if time.perf_counter() - began > LIMIT:
+                raise TimeoutError
+
+        return method(R, b, rtol=RTOL, callback=check, **options)[0]
+
+    def with_ilu() -> Any:
+        M = spla.LinearOperator(S.shape, spla.spilu(C).solve, dtype=C.dtype)
+        return in_time(spla.gmres, M=M, restart=30, callback_type="pr_norm")
+
+    found: dict[str, Callable[[], Any]] = {}
+    if facts.maybe_definite:
+        found["scipy cg"] = lambda: in_time(spla.cg, M=sp.diags_array(1 / S.diagonal()))
+    if not facts.host.structurally_singular and ways.estimate(BY_FACTORS, facts, True).set_up < LIMIT:
+        found |= {"spsolve": lambda: spla.spsolve(C, b), "splu symmetric": lambda: spla.splu(C, **symmetric).solve(b)}
+        found["scipy gmres with spilu"] = with_ilu
+    return found
+
+
+def campaign(scale: float) -> Iterator[report.Row]:
+    for name, S in systems(scale):
+        random = np.random.default_rng(1).standard_normal(S.shape[0])
+        for what, b in (("A·1", S @ np.ones(S.shape[0])), ("random", random.astype(S.dtype))):
+            yield {"system": name, "n": S.shape[0], "nnz": S.nnz, "b": what} | compared(S, b)
+
+
+def compared(S: Any, b: Any) -> report.Row:
+    A, wide = jsf.from_scipy(S), S.astype(np.result_type(S.dtype, np.longdouble))
+    facts = Facts(A, jnp.asarray(b), True)
+
+    def residual(x: Any) -> float:
+        return float(np.linalg.norm((b - wide @ np.asarray(x)).astype(b.dtype)) / np.linalg.norm(b))
+
+    sol, seconds = measured(lambda: solve(A, b, rtol=RTOL, remember=False), 0.5)
+    _, again = measured(lambda: solve(A, b, rtol=RTOL), 0.1)
+    size, times = residual(sol.x), {}
+    for name, f in (by_hand(A, jnp.asarray(b), facts) | by_scipy(S, b, facts)).items():
+        try:
+            x, times[name] = measured(f, 0.5)
+        except (SolverError, ValueError, RuntimeError, TimeoutError) as error:
+            report.log(f"{name}: {report.reason(error)}")
+            continue
+        if not residual(x) <= max(RTOL * (1 + 1e-6), 1.01 * size):
+            del times[name]
+    by = min(times, key=times.__getitem__, default="")
+    row = {"took": sol.method, "status": str(sol.status), "residual": size, "wrong": wrong(S, b, sol, size)}
+    row |= {"solve": seconds, "again": again, "best": times.get(by, np.nan), "by": by, "times": times}
+    return row | {"ratio": seconds / times[by] if by else np.nan}
+
+
+def wrong(S: Any, b: Any, sol: Any, size: float) -> str:
+    """How the status contradicts the residual; empty if it does not."""
+    x = np.asarray(sol.x)
+    scale = spla.norm(S) * np.linalg.norm(x) + np.linalg.norm(b)
+    gradient = np.linalg.norm(S.conj().T @ (b - S @ x)) / (spla.norm(S) * size * np.linalg.norm(b))
+    holds = {
+        Status.CONVERGED: size <= RTOL * (1 + 1e-6),
+        Status.ROUNDED: size * np.linalg.norm(b) <= 100 * np.finfo(x.dtype).eps * scale,
+        Status.LEAST_SQUARES: gradient <= 1e-4,
+    }
+    return "" if np.all(np.isfinite(x)) and holds.get(sol.status, size > RTOL) else f"{sol.status}: {gradient:.1e}"
+
+
+def by_size(scale: float) -> Iterator[report.Row]:
+    for problem, sides in SIZES.items():
+        make = jsf.gallery.poisson if problem == "poisson 3D" else jsf.gallery.convection_diffusion
+        for side in (int(scale * side) or 2 for side in sides):
+            S = sp.csr_array(make(side))
+            A, b = jsf.from_scipy(S), jnp.asarray(S @ np.random.default_rng(0).standard_normal(S.shape[0]))
+            cells = by_hand(A, b, Facts(A, b, True)) | {
+                "solve": lambda A=A, b=b: solve(A, b, rtol=RTOL, remember=False)
+            }
+            for way, f in cells.items():
+                yield {"problem": problem, "n": S.shape[0], "way": way, "seconds": measured(f, 0.5)[1]}
+
+
 def sections(args: argparse.Namespace, header: dict[str, str]) -> report.Sections:
     ratios: list[float] = []
+    compared_rows: list[report.Row] = []
+    scale = 0.3 if args.small else 1.0
 
     def kept() -> Iterator[report.Row]:
-        for row in pairs(0.3 if args.small else 1.0):
+        for row in pairs(scale):
             ratios.append(row["ratio"])
             yield row
 
@@ -101,4 +246,18 @@ def sections(args: argparse.Namespace, header: dict[str, str]) -> report.Section
         near = sum(1 / FACTOR <= ratio <= FACTOR for ratio in ratios)
         yield {"pairs": len(ratios), f"within a factor of {FACTOR}": near, "share": near / max(len(ratios), 1)}
 
-    return {"pairs": kept, "all": counted}
+    def held() -> Iterator[report.Row]:
+        for row in campaign(scale):
+            compared_rows.append(row)
+            yield row
+
+    def means() -> Iterator[report.Row]:
+        known = [row for row in compared_rows if row["by"]]
+        for what, rows in (("all", known), (f"above {SHORT:g} s", [row for row in known if row["solve"] > SHORT])):
+            found = [row["ratio"] for row in rows]
+            mean = float(np.exp(np.mean(np.log(found)))) if found else np.nan
+            above = sum(ratio > 2 for ratio in found)
+            wrong = sum(bool(row["wrong"]) for row in rows)
+            yield {"of": what, "solves": len(rows), "geometric mean": mean, "above 2": above, "wrong": wrong}
+
+    return {"pairs": kept, "all": counted, "sizes": lambda: by_size(scale), "campaign": held, "mean": means}

@@ -244,7 +244,7 @@ def first_success(
     Args:
       memory: a `Memory` of earlier solves, which keeps what succeeds; None: nothing is remembered.
     """
-    stage, stages = ways, [ways, AT_LAST] if ways is WAYS and facts.tries else [ways]
+    stage, stages = (), [ways, AT_LAST] if ways is WAYS and facts.tries else [ways]
     queue = [] if memory is None else [t for t in memory.order if facts.is_plain or t.way.method != "singular values"]
     names: set[str] = set()
     tried: list[str] = []
@@ -286,7 +286,8 @@ def first_success(
         sol = _telling(sol, way.name, *tried)
         if np.all((code == Status.CONVERGED) | (code == Status.ROUNDED) | (code == Status.LEAST_SQUARES)):
             if memory is not None:
-                memory.keep((trial._replace(taken=0), *(other for other in queue if not other.taken)), M)
+                others = sorted((other for other in queue if not other.taken), key=lambda other: other.rank)
+                memory.keep((trial._replace(taken=0), *others), M)
             return sol
         norm = np.max(np.asarray(arguments.still(sol.residual_norm)), initial=0)
         if best is None or norm < least:
@@ -361,10 +362,14 @@ def _most(trial: Trial, facts: Facts, maxiter: Any) -> Any:
 def by_lsmr(A: Any, b: Any, x0: Any, settings: Any) -> Solution:
     """A least-squares solution, the shortest one if x0 is None; LEAST_SQUARES if it does not solve the system."""
     sol = lsmr(A, b, x0, **settings)
-    tolerance = jnp.maximum(settings["rtol"] * jnp.linalg.norm(b, axis=0), settings["atol"])
-    is_least = (sol.code == Status.CONVERGED) & (sol.residual_norm > tolerance * (1 + 1e-6))
-    code = jnp.where(is_least, jnp.int32(Status.LEAST_SQUARES), sol.code)
+    code = _code_of_system(sol.code, sol.residual_norm, b, settings["rtol"], settings["atol"])
     return Solution(sol.x, code, sol.n_iterations, sol.residual_norm, sol.norms)
+
+
+@jax.jit
+def _code_of_system(code: Any, size: Any, b: Any, rtol: Any, atol: Any) -> Any:
+    is_least = (code == Status.CONVERGED) & (size > (1 + 1e-6) * jnp.maximum(rtol * jnp.linalg.norm(b, axis=0), atol))
+    return jnp.where(is_least, jnp.int32(Status.LEAST_SQUARES), code)
 
 
 def by_singular_values(host: Host, b: Any, dtype: Any, settings: Any) -> Solution:

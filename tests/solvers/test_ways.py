@@ -7,6 +7,7 @@ import weakref
 import jax
 import numpy as np
 import pytest
+import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
 from solvers import Status, solve
@@ -35,6 +36,15 @@ def test_a_second_solve_begins_with_what_succeeded(monkeypatch):
     new = A.with_data(3 * A.data)
     np.testing.assert_allclose(solve(new, b, rtol=1e-10).x, first.x / 3, rtol=1e-8)
     np.testing.assert_allclose(solve(A, b, rtol=1e-10).x, first.x, rtol=1e-8)
+
+
+def test_a_second_singular_system_begins_with_the_method_that_solved_the_first():
+    S = jsf.gallery.poisson(9)
+    A = jsf.from_scipy(sp.csr_array(S - sp.diags_array(np.asarray(S.sum(axis=1)).ravel())))
+    b = np.random.default_rng(1).standard_normal(A.shape[0])
+    first, again = solve(A, b), solve(A, 2 * b)
+    assert first.method == again.method == "minres" and len(first.tried) == 2 and len(again.tried) == 1
+    assert first.status is again.status is Status.LEAST_SQUARES
 
 
 def test_what_is_remembered_is_freed_with_the_matrix():
