@@ -51,13 +51,6 @@ class Facts:
         """That of x."""
         return arguments.promoted(self.A.dtype, b.dtype, np.dtype(np.float32))
 
-    @functools.cached_property
-    def values(self) -> "Host | Probe | None":
-        """What knows A's diagonal, and whether A is symmetric; None if the values are traced."""
-        if not self.is_known:
-            return None
-        return Probe(self.A) if self.kind == "sharded" else self.host
-
     @property
     def host(self) -> Host:
         """A on the host, which knows it and holds all of it."""
@@ -73,24 +66,28 @@ class Facts:
         with concrete():
             return Host(self.A.with_data(jnp.ones(self.A.nnz)).to_scipy())
 
-    @property
+    @functools.cached_property
     def symmetric(self) -> bool:
-        """Whether A is known to be symmetric (Hermitian)."""
+        """Whether A is known to be symmetric (Hermitian); a sharded one by two products."""
         hint, definite = self.hints
-        if hint is None and not definite:
-            return self.values is not None and self.values.symmetric
-        return bool(hint or definite)
+        if hint is not None or definite or not self.is_known:
+            return bool(hint or definite)
+        return _is_self_adjoint(self.A) if self.kind == "sharded" else self.host.symmetric
+
+    @functools.cached_property
+    def diagonal(self) -> Any:
+        return self.A.diagonal() if self.kind == "sharded" else self.host.diagonal
 
     @property
     def maybe_definite(self) -> bool:
         """Whether A is symmetric with a positive diagonal, or definite as the caller says."""
         if self.hints[1] is not None:
             return self.hints[1]
-        return self.symmetric and self.values is not None and bool((self.values.diagonal.real > 0).all())
+        return self.is_known and self.symmetric and bool((self.diagonal.real > 0).all())
 
     @property
     def full_diagonal(self) -> bool:
-        return self.values is not None and bool((self.values.diagonal != 0).all())
+        return self.is_known and bool((self.diagonal != 0).all())
 
     @functools.cached_property
     def factors(self) -> tuple[float, float]:
@@ -100,24 +97,13 @@ class Facts:
         return self.pattern.factor_entries, self.pattern.factor_work
 
 
-class Probe:
-    """Facts of a sharded matrix, which the host does not hold."""
-
-    def __init__(self, A: Any):
-        self.A = A
-
-    @functools.cached_property
-    def symmetric(self) -> bool:
-        """Whether vᴴ·A·u is the conjugate of uᴴ·A·v for random u and v."""
-        rng, A = np.random.default_rng(0), self.A
-        u, v = (jnp.asarray(rng.standard_normal(A.shape[0]), A.dtype) for _ in range(2))
-        Au = A @ u
-        difference = jnp.abs(jnp.vdot(v, Au) - jnp.vdot(A @ v, u))
-        return bool(difference <= 100 * jnp.finfo(A.dtype).eps * jnp.linalg.norm(v) * jnp.linalg.norm(Au))
-
-    @functools.cached_property
-    def diagonal(self) -> Any:
-        return self.A.diagonal()
+def _is_self_adjoint(A: Any) -> bool:
+    """Whether vᴴ·A·u is the conjugate of uᴴ·A·v for random u and v."""
+    rng = np.random.default_rng(0)
+    u, v = (jnp.asarray(rng.standard_normal(A.shape[0]), A.dtype) for _ in range(2))
+    Au = A @ u
+    difference = jnp.abs(jnp.vdot(v, Au) - jnp.vdot(A @ v, u))
+    return bool(difference <= 100 * jnp.finfo(A.dtype).eps * jnp.linalg.norm(v) * jnp.linalg.norm(Au))
 
 
 def wrong_columns(A: Any, b: Any, x0: Any) -> Any:
@@ -157,19 +143,12 @@ class Place(int):
 
 @dataclasses.dataclass(frozen=True)
 class Success:
-    """What solved a system, for others with the same pattern. It holds no array of the matrix.
+    """What solved a system, for others with the same pattern. It holds no array of the matrix."""
 
-    Attributes:
-      order: the trials to make next time, first that which succeeded.
-      M: its preconditioner, in which a `Place` stands for each array of the matrix; None: not kept.
-      values: a weak reference to those for which M was made.
-      asked: the call's settings and b's dtype, if another such call needs nothing but the factors; else None.
-      limits, dtype: the limits of that call, and the dtype of its x.
-    """
-
-    order: tuple[Any, ...]
-    M: Any
-    values: Any
+    order: tuple[Any, ...]  # the trials to make next time, first that which succeeded
+    M: Any  # its preconditioner, in which a `Place` stands for each array of the matrix; None: not kept
+    values: Any  # a weak reference to those for which M was made
+    # The settings and b's dtype of a call which asked for nothing but x by factors, its limits, and x's dtype; or None.
     asked: Any
     limits: Any
     dtype: Any

@@ -36,6 +36,7 @@ class Host:
         self.eps = np.finfo(S.dtype).eps
         self.S = S.tocsc().astype(np.complex128 if S.dtype.kind == "c" else np.float64, copy=False)
         self.n = S.shape[0]
+        self._rows = S if S.format == "csr" else None  # until `symmetric` has compared them
 
     @functools.cached_property
     def finite(self) -> bool:
@@ -48,7 +49,12 @@ class Host:
     @functools.cached_property
     def symmetric(self) -> bool:
         """Whether A is symmetric (Hermitian) up to rounding."""
-        S, T, sizes = self.S, self.S.T.tocsc(), np.abs(self.S.data)
+        S, R = self.S, self._rows
+        self._rows = None
+        are_alike = R is not None and np.array_equal(R.indptr, S.indptr) and np.array_equal(R.indices, S.indices)
+        if are_alike and np.array_equal(R.data, S.data.conj()):  # in a tenth of the time of what follows
+            return True
+        T, sizes = S.T.tocsc(), np.abs(S.data)
         rounding = 10 * self.eps * np.max(sizes, initial=0)
         if np.array_equal(S.indptr, T.indptr) and np.array_equal(S.indices, T.indices):
             return bool(np.max(np.abs(S.data - T.data.conj()), initial=0) <= rounding)

@@ -117,16 +117,14 @@ def _of_finite_columns(wrong: Any, A: Any, b: Any, x0: Any, settings: Any, facts
     if arguments.is_traced(A, b, x0):  # a derivative, which is NaN there
         M = settings["M"] if not isinstance(settings["M"], str) else None
         return by_method(METHODS["gmres"](facts.n), A, b, x0, settings | {"M": M})
-    code, x = jnp.int32(Status.NON_FINITE), jnp.zeros(b.shape, facts.dtype(b))
-    size = jnp.full(b.shape[1:], jnp.nan, x.real.dtype)
     if np.all(wrong):
-        told = Told(("", "A, b or x0 has a NaN or an infinity"))
-        return Solution(
-            x, jnp.full_like(size, code, jnp.int32), jnp.zeros_like(size, jnp.int32), size, None, _told=told
-        )
+        x = jnp.zeros(b.shape, facts.dtype(b))
+        ends = ((Status.NON_FINITE, jnp.int32), (0, jnp.int32), (jnp.nan, x.real.dtype))
+        ends = (jnp.full(b.shape[1:], value, dtype) for value, dtype in ends)
+        return Solution(x, *ends, norms=None, _told=Told(("", "A, b or x0 has a NaN or an infinity")))
     b, x0 = (None if v is None else jnp.where(wrong, 0, v) for v in (b, x0))
     sol = first_success(A, b, x0, settings, facts, ways)
-    code, size = jnp.where(wrong, code, sol.code), jnp.where(wrong, size, sol.residual_norm)
+    code, size = jnp.where(wrong, jnp.int32(Status.NON_FINITE), sol.code), jnp.where(wrong, jnp.nan, sol.residual_norm)
     return dataclasses.replace(sol, code=code, residual_norm=size)
 
 
@@ -137,7 +135,9 @@ def _again(A: Any, b: Any, settings: Any) -> Solution | None:
         return None
     if not isinstance(b, (np.ndarray, jax.Array)) or isinstance(b, Tracer) or found.asked != (settings, b.dtype):
         return None
-    if b.ndim not in (1, 2) or len(b) != found.M.host.n or not np.isfinite(np.asarray(b)).all():
+    if b.ndim not in (1, 2) or len(b) != found.M.host.n or len(getattr(b, "devices", tuple)()) > 1:
+        return None
+    if not np.isfinite(np.asarray(b)).all():
         return None
     x, code, *ends = refined_on_host(found.M.host, found.M.found, b, found.limits, found.dtype)
     status = Status(int(np.max(code)))

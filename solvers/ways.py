@@ -81,19 +81,13 @@ APPLIED = {"multigrid": (8, 30, 100), "ilu": (0, 4, 10), "jacobi": (0, 2, 0), "|
 
 
 class Way(NamedTuple):
-    """A method and its preconditioner.
+    """A method and its preconditioner."""
 
-    Attributes:
-      method, M: names, of METHODS and MAKERS.
-      when, why: whether it is meant for a matrix, and that in words.
-      steps: that it usually takes.
-    """
-
-    method: str
-    M: str | None
-    when: Callable[[Facts], bool]
-    why: str
-    steps: int = 100
+    method: str  # of METHODS
+    M: str | None  # of MAKERS
+    when: Callable[[Facts], bool]  # whether it is meant for a matrix
+    why: str  # that in words
+    steps: int = 100  # that it usually takes
 
     @property
     def name(self) -> str:
@@ -105,19 +99,13 @@ class Way(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """A way and its estimate, in seconds; NaN for functions and matrices over several devices.
-
-    Attributes:
-      set_up, step: of the preconditioner, and of a step.
-      is_floor: whether only a bound from below is known, of factors whose entries are not counted yet.
-      taken: steps after which it was left for another way, if it was.
-    """
+    """A way and its estimate, in seconds; NaN for functions and matrices over several devices."""
 
     way: Way
     set_up: float
     step: float
-    is_floor: bool = False
-    taken: int = 0
+    is_floor: bool = False  # only a bound from below is known, of factors whose entries are not counted yet
+    taken: int = 0  # steps after which it was left for another way, if it was
 
     @property
     def seconds(self) -> float:
@@ -186,7 +174,7 @@ WAYS = (
     Way(
         "cg",
         "multigrid",
-        lambda f: f.values is not None and f.n > DENSE and f.maybe_definite,
+        lambda f: f.is_known and f.n > DENSE and f.maybe_definite,
         "symmetric, positive diagonal",
         25,
     ),
