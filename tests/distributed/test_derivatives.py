@@ -48,7 +48,7 @@ def agree(got, want, tolerance):
 
 
 # The derivatives of a derivative are the same rules again, so "auto" stands for all formats there.
-@pytest.mark.parametrize(("format", "order"), [*few([(f, 1) for f in AUTO], 2), deep("auto", 2)])
+@pytest.mark.parametrize(("format", "order"), [*few([(f, 1) for f in AUTO], 1), deep("auto", 2)])
 def test_every_derivative_of_a_solve_is_that_of_dense_algebra(format, order):
     A = jsf.shard(S, MESH, format=format)
     program = jax.jit(

@@ -168,7 +168,7 @@ def test_a_device_may_multiply_its_piece_inside_a_users_shard_map():
         use(lambda B, x: B.in_basis @ x, piece, PartitionSpec())(B, X)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", few(KINDS, 1))
 def test_random_starts_are_drawn_on_all_devices(kind):
     """The same numbers as on one device."""
     mesh = MESHES[kind]

@@ -135,7 +135,7 @@ def launch_checked(kernel, backend, *, block, blocks, inputs, outputs, scratch):
             ("narrow", np.float64, 2, 10, {}),  # blocks of 8 columns and of 2, whose heads lie side by side
             ("long, but not cut", np.float32, 1, 1, {}),  # rounds of four lanes
         ],
-        3,
+        2,
     ),
     ids=str,
 )

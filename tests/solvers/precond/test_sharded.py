@@ -10,6 +10,7 @@ import jaxsparse_fmt as jsf
 from solvers import Status, cg, gmres, precond
 from solvers.precond import _sharded
 from tests.distributed.problems import MESH
+from tests.marks import few
 from tests.solvers.precond.operators import trilinear
 
 THREE = jax.make_mesh((3,), ("rows",), devices=jax.devices("cpu")[:3])
@@ -83,7 +84,7 @@ PHASES = sp.diags_array(np.exp(1j * np.arange(N)))
 DAMPED = sp.csr_array(PHASES @ CONVECTION @ PHASES.conj() + sp.diags_array(0.3j * (np.arange(N) % 3)))
 
 
-@pytest.mark.parametrize("S", [CONVECTION, DAMPED], ids=["real", "complex"])
+@pytest.mark.parametrize("S", few([CONVECTION, DAMPED], 1), ids=["real", "complex"])
 def test_convection_takes_as_many_iterations_as_on_one_device(S):
     A, alone, rhs = jsf.shard(S, THREE, format="csr"), jsf.from_scipy(S, "csr"), b.astype(S.dtype)
     M, one = precond.multigrid(A), precond.multigrid(alone)
