@@ -6,13 +6,18 @@
 The time of a step comes from 200 more of them. All formats are those that "auto" takes, as for a user; on one device
 the matrix is not sharded. Efficiency is T(1) / T(N) with the same work on every device (weak) and T(1) / (N·T(N)) with
 the same work in all (strong). Each shard makes its own rows, scaled by factors of 10^±1.5 so that no solve ends before
-its count of steps.
+its count of steps. `--only processes` compares processes of one device each with one process that has as many.
 """
 
 import argparse
 import dataclasses
 import functools
 import itertools
+import json
+import os
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -213,6 +218,57 @@ class Bench:
                 "status": Status(int(found.status)).name,
             }  # fmt: skip
 
+    def processes(self) -> Iterator[Row]:
+        """cg of 7 points by one process for each number of devices, and by as many processes of one device each."""
+        alone = None
+        for count in self.counts:
+            for processes in sorted({1, count}):
+                row = _started(processes, count, 8 if self.small else 100)
+                alone = alone or row["ms"]
+                yield {"processes": processes, "devices": count} | row | {"of one device's": row["ms"] / alone}
+
+
+def _started(processes: int, devices: int, edge: int) -> Row:
+    """What `of_process` prints when this many processes run it, with this many devices in all."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(devices)))).split(",")[:devices]
+    each = devices // processes
+    flags = os.environ.get("XLA_FLAGS", "") + f" --xla_force_host_platform_device_count={each}"
+    running = []
+    for k in range(processes):
+        code = f"from benchmarks.scaling import of_process; of_process({k}, {processes}, {port}, {edge})"
+        env = {"CUDA_VISIBLE_DEVICES": ",".join(visible[k * each : (k + 1) * each]), "XLA_FLAGS": flags}
+        running.append(subprocess.Popen([sys.executable, "-c", code], env=os.environ | env, stdout=subprocess.PIPE))
+    try:
+        printed = [process.communicate(timeout=120)[0] for process in running]
+    finally:
+        for process in running:
+            process.kill()
+    return json.loads(printed[0].splitlines()[-1])
+
+
+def of_process(process: int, processes: int, port: int, edge: int) -> None:
+    """Prints, as JSON, the milliseconds of a warm cg and of its parts, with all devices of all processes."""
+    jax.config.update("jax_enable_x64", True)
+    if processes > 1:
+        jax.distributed.initialize(f"127.0.0.1:{port}", processes, process)
+    A = on(stencil((edge,) * 3, 7, scaled=False), jax.devices(), "overlap")
+    given = np.ones(A.shape[0])
+    b = A.basis.placed(given)
+    M = precond.block_jacobi(A, 8)
+    inside = jax.jit(lambda A, b: cg(A, b, rtol=1e-8))
+    ms = lambda *args, **options: 1e3 * seconds(*args, **options)[0]  # noqa: E731
+    steps = int(inside(A, b).iterations)
+    row = {
+        "unknowns": A.shape[0], "iterations": steps, "ms": ms(cg, A, b, rtol=1e-8), "in jit": ms(inside, A, b),
+        "b of NumPy": ms(cg, A, given, rtol=1e-8), "block_jacobi": ms(cg, A, b, M=M, rtol=1e-8),
+    }  # fmt: skip
+    row["µs a step in jit"] = 1e3 * row["in jit"] / steps
+    if process == 0:
+        print(json.dumps(row))
+
 
 @jax.jit
 def _multiplied(A: Any, x: jax.Array, times: int) -> jax.Array:
@@ -221,6 +277,7 @@ def _multiplied(A: Any, x: jax.Array, times: int) -> jax.Array:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(workers=2)  # `processes` starts others on the same GPUs
     parser.add_argument("--devices", type=int, nargs="+", help="such as 1 8; default: 1, 2, 4, 8, as far as they exist")
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
     parser.add_argument("--problems", nargs="+", default=[""], help="first words of those to step, as in the tables")
@@ -233,5 +290,13 @@ def sections(args: argparse.Namespace, header: dict[str, str]) -> report.Section
         raise SystemExit(f"--devices {counts}: JAX sees {there}")
     header["devices"] = str(there)
     bench = Bench(counts, args.modes, args.small, args.problems)
-    made = (bench.weak, bench.strong, bench.products, bench.refinement, bench.irregular, bench.multigrid)
+    made = (
+        bench.weak,
+        bench.strong,
+        bench.products,
+        bench.refinement,
+        bench.irregular,
+        bench.multigrid,
+        bench.processes,
+    )
     return {f.__name__: f for f in made}

@@ -69,6 +69,12 @@ def test_unscaled_systems_run_on_several_devices(capsys):
 
 
 @pytest.mark.deep
+def test_processes_of_one_device_each_are_compared_with_one_process(capsys):
+    assert main(["scaling", "--small", "--only", "processes", "--devices", "1", "2"]) == 0
+    assert "| 2 | 2 | 512 |" in capsys.readouterr().out
+
+
+@pytest.mark.deep
 def test_every_stage_has_a_first_and_a_later_time(tmp_path):
     assert main(["device", "--small", "--only", "conversions", "algebra", "--json", str(tmp_path / "out.json")]) == 0
     rows = json.loads((tmp_path / "out.json").read_text())["rows"]
