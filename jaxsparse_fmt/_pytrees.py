@@ -51,9 +51,10 @@ def pytree(cls: Class, leaves: Iterable[str] | None = None) -> Class:
 
 
 def _attributes(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
-    if len(names) > 1:
-        return operator.attrgetter(*names)
-    return lambda self: tuple(getattr(self, name) for name in names)
+    if not names:
+        return lambda self: ()
+    found = operator.attrgetter(*names)
+    return found if len(names) > 1 else lambda self: (found(self),)
 
 
 def exportable(cls: Class) -> Class:

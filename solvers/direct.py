@@ -21,6 +21,7 @@ from solvers import factors
 from solvers.backends import choice
 from solvers.core import arguments
 from solvers.core.iterate import Method, holding
+from solvers.core.operators import promoted
 from solvers.core.scaling import Map
 from solvers.core.settings import DEFAULTS, Adjoint, settled
 from solvers.core.solve import solve
@@ -332,7 +333,7 @@ def solved(A: Any, b: Any, x0: Any, settings: Any) -> Solution:
 
 def _dtype(A: Any, b: Array) -> Any:
     """Of x."""
-    return arguments.promoted(getattr(A, "dtype", b.dtype), b.dtype, np.dtype(np.float32))
+    return promoted(getattr(A, "dtype", b.dtype), b.dtype, np.dtype(np.float32))
 
 
 def reachable(rtol: Any, A: Any, b: Array) -> Any:

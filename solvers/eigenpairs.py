@@ -11,8 +11,8 @@ import numpy as np
 from jax import Array, lax
 
 from jaxsparse_fmt._pytrees import exportable, pytree
-from jaxsparse_fmt.core.basis import Basis
-from solvers.core import arguments, iterate, opaque, program, stopping
+from jaxsparse_fmt.core.basis import Basis, Operator
+from solvers.core import arguments, iterate, opaque, operators, stopping
 from solvers.core.linear_solve import hermitian_solve
 from solvers.core.scaling import Map
 from solvers.core.settings import steps_per_check
@@ -111,10 +111,13 @@ def limits(tol: Any, maxiter: Any) -> Limits:
 def eigenpairs(rules: "Pairs", basis: Basis, pencil: Pencil, like: Array, frozen: tuple[Any, ...]) -> EigenSolution:
     """The pairs of a pencil between vectors like `like`, which have entered the basis, by a loop with inputs `frozen`.
 
-    Its A and M are matrices or functions here.
+    Its A and M are operators here.
     """
-    traced = lambda A: program.traced(lambda v: arguments.apply(A, v).astype(like.dtype), like)  # noqa: E731
-    maps = pencil._replace(A=traced(pencil.A), M=None if pencil.M is None else traced(pencil.M))
+
+    def as_function(A: Operator) -> Any:
+        return operators.traced(lambda v: (A @ v).astype(like.dtype), like)
+
+    maps = pencil._replace(A=as_function(pencil.A), M=None if pencil.M is None else as_function(pencil.M))
     sol, _ = rules((maps, lax.stop_gradient(frozen)))
     return dataclasses.replace(sol, eigenvectors=basis.leave(sol.eigenvectors))
 

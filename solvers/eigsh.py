@@ -20,6 +20,7 @@ from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from solvers import pencil as pencils
 from solvers.core import arguments
+from solvers.core.operators import operator, result_dtype
 from solvers.core.program import Entry
 from solvers.core.scaling import Map, scaled, scaled_by
 from solvers.core.space import Space, exponent, length, norm, outside
@@ -160,13 +161,14 @@ def eigenproblem(A: Any, k: Any, start: Any, name: str, more: tuple[int, ...]) -
         off = np.abs(A - A.conj().T).max(initial=0)
         if off > 1e-3 * np.abs(A).max(initial=0):
             raise ValueError(f"A must be symmetric, or Hermitian if complex; A and its adjoint differ by {off:.3g}")
-    inner, basis = arguments.in_basis(arguments.linear_map(A, n, "A"))
+    inner = operator(A, n, "A")
+    inner, basis = inner.in_basis, inner.basis
     if (k := arguments.int_at_least(k, "k", 1)) >= n:
         raise ValueError(f"k must be below n = {n}; got {k}. For all eigenpairs take jnp.linalg.eigh of a dense array")
     if start is None:
         dtype = jnp.finfo(jnp.promote_types(floating_dtype(getattr(A, "dtype", float), "A"), jnp.float32)).dtype
         start = basis.noise((n, *(min(k + guards, n) for guards in more)), dtype)
-    dtype = jnp.result_type(arguments.result_dtype(inner, start, "A"), start.dtype, jnp.float32)
+    dtype = jnp.result_type(result_dtype(inner, start, "A"), start.dtype, jnp.float32)
     return inner, basis, k, basis.accept(start).astype(dtype)
 
 

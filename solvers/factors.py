@@ -17,6 +17,7 @@ from jax import Array, lax
 from jaxsparse_fmt._pytrees import exportable, pytree
 from jaxsparse_fmt._tracing import standard_promotion
 from jaxsparse_fmt._types import CsrArrays
+from jaxsparse_fmt.core.basis import Operator
 from jaxsparse_fmt.core.triangular import Triangle
 from solvers import backends, superlu
 from solvers.core import arguments
@@ -103,7 +104,7 @@ class HostFactors:
 
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False)
-class Inverse:
+class Inverse(Operator):
     """An inverse, or an approximation, by factors: `M @ r` for r of [n] or [n, k], and `M(r)`. Linear in r.
 
     Attributes:

@@ -13,6 +13,7 @@ from jaxsparse_fmt._tracing import concrete
 from jaxsparse_fmt.convert import from_dense
 from jaxsparse_fmt.core.kept import Kept
 from solvers.core import arguments
+from solvers.core.operators import is_function, promoted
 from solvers.core.settings import PLAIN, settled
 from solvers.direct import STEPS, Prepared
 from solvers.host import Host, hosted
@@ -40,7 +41,7 @@ class Facts:
             with concrete():
                 held = from_dense(held, "csr")
         self.A: Any = held
-        if arguments.is_function(A) or not hasattr(held, "to_scipy"):
+        if is_function(A) or not hasattr(held, "to_scipy"):
             self.A, self.kind = A, "function"
         elif getattr(getattr(held, "A", held), "name", "") == "sharded":
             self.kind = "sharded"
@@ -49,7 +50,7 @@ class Facts:
 
     def dtype(self, b: Any) -> Any:
         """That of x."""
-        return arguments.promoted(self.A.dtype, b.dtype, np.dtype(np.float32))
+        return promoted(self.A.dtype, b.dtype, np.dtype(np.float32))
 
     @property
     def host(self) -> Host:
@@ -192,7 +193,7 @@ class Memory:
             M = None
         asked = limits = dtype = None
         if type(M) is Prepared and is_plain(self.asked):
-            asked, dtype = (self.asked, self.b.dtype), arguments.promoted(self.A.dtype, self.b.dtype, np.float32)
+            asked, dtype = (self.asked, self.b.dtype), promoted(self.A.dtype, self.b.dtype, np.float32)
             limits = settled(self.settings, self.b, M.host.n, STEPS)[2]
         values = weakref.ref(self.leaves[0])
         kept = Success(order, M, values, asked, limits, dtype)

@@ -24,7 +24,7 @@ from jaxsparse_fmt._arguments import check_dense, owned
 from jaxsparse_fmt._dtypes import requested_dtype
 from jaxsparse_fmt._text import nearest
 from solvers.cg import cg
-from solvers.core.arguments import is_function, refuse_scipy
+from solvers.core.operators import is_function, refuse_scipy
 from solvers.direct import direct
 from solvers.fcg import fcg
 from solvers.lsmr import LeastSquaresSolution, lsmr

@@ -18,8 +18,9 @@ from jax import Array, lax
 
 from jaxsparse_fmt._arguments import check_choice
 from jaxsparse_fmt.core import mesh_axes
-from jaxsparse_fmt.core.basis import Basis
-from solvers.core import arguments, program
+from jaxsparse_fmt.core.basis import Basis, within
+from solvers.core import arguments, operators
+from solvers.core.operators import described, preconditioner
 from solvers.core.program import Entry
 from solvers.core.scaling import Map, scaled
 from solvers.core.space import exponent, norm
@@ -75,16 +76,16 @@ def lobpcg(
     n, p = X0.shape
     if not k <= p <= n:
         raise ValueError(f"X0 has {p} columns; k = {k} and n = {n} need from {k} to {n}")
-    M = arguments.preconditioner(M, X0[:, 0], "make X0 complex")
+    M = preconditioner(M, X0[:, 0], "make X0 complex")
     ends = limits(tol, maxiter)
-    basis.agree(lambda: {"k": k, "which": which, "tol": tol, "maxiter": maxiter, "M": arguments.described(M)})
+    basis.agree(lambda: {"k": k, "which": which, "tol": tol, "maxiter": maxiter, "M": described(M)})
     return _solve((k, SIGNS[which]), (own, M), basis, X0, ends)
 
 
 def _in_basis(plan: Any, maps: tuple[Any, Any], basis: Basis, X0: Array, limits: Limits) -> EigenSolution:
     A, M = maps
     X = basis.enter(X0).T
-    M = None if M is None else program.traced(arguments.entered(M, basis), X[0])
+    M = None if M is None else operators.traced(within(M, basis).__matmul__, X[0])
     return eigenpairs(Pairs(_run, plan), basis, Pencil(A), X[0], (X, limits, M))
 
 

@@ -23,15 +23,17 @@ from jax.core import Tracer
 from jaxsparse_fmt._arguments import owned
 from jaxsparse_fmt._pytrees import exportable, pytree
 from jaxsparse_fmt.core import mesh_axes
-from solvers.core import arguments, iterate, program
+from jaxsparse_fmt.core.basis import within
+from solvers.core import arguments, iterate
 from solvers.core.interrupts import calling
 from solvers.core.iterate import Options, System
+from solvers.core.operators import UserFunction, described, preconditioner, refuse_scipy, traced, wrapped
 from solvers.core.program import Entry
 from solvers.core.scaling import Map, scaled
 from solvers.core.settings import Settings, settled, solver
 from solvers.core.space import exponent, largest, length, norm
 from solvers.core.stopping import RUNNING, Limits, Loop, is_rounding, recorded, status_of
-from solvers.core.vectors import adjoint_product, dot, ratio, times
+from solvers.core.vectors import adjoint_product, dot, ratio
 from solvers.least_squares import LeastSquares, Maps
 from solvers.solution import Solution, Status
 
@@ -95,18 +97,17 @@ def lsmr(A: Any, b: Any, x0: Any = None, *, damp: float = 0.0, **settings: Unpac
     damped = isinstance(damp, (Tracer, jax.Array)) or arguments.tolerance(damp, "damp") != 0
     dtype = jnp.result_type(dtype, b.dtype, jnp.float32, *(() if x0 is None else (x0.dtype,)))
     b, x0 = b.astype(dtype), None if x0 is None else x0.astype(dtype)
-    M = arguments.preconditioner(settings.get("M"), jax.ShapeDtypeStruct((n, *b.shape[1:]), dtype))
+    M = preconditioner(settings.get("M"), jax.ShapeDtypeStruct((n, *b.shape[1:]), dtype))
     factor = arguments.tolerance(damp, "damp") if damped else None
     options, adjoint, limits = settled(settings, (maps, b), n, 10 * min(b.shape[0], n))
     if adjoint == "unrolled":
         raise TypeError("adjoint must be a solvers.Adjoint for lsmr, which is not unrolled; got 'unrolled'")
-    own, *bases = arguments.in_bases(maps[0])
+    own, *bases = maps[0]._in_bases()
     numbers = {name: settings.get(name) for name in ("rtol", "atol", "maxiter", "history", "check_every")}
-    bases[1].agree(lambda: vectors | {"damp": damp, "M": arguments.described(M)} | numbers)
+    bases[1].agree(lambda: vectors | {"damp": damp, "M": described(M)} | numbers)
     b, x0 = bases[1].placed(b), bases[0].placed(x0)
     with calling(options):
-        maps = own, maps[1], arguments.over_columns(M)
-        return _solve((options, adjoint, n), maps, cast(Any, tuple(bases)), b, x0, factor, limits)
+        return _solve((options, adjoint, n), (own, maps[1], M), cast(Any, tuple(bases)), b, x0, factor, limits)
 
 
 def _two_sided(A: Any, b: Array) -> tuple[tuple[Any, Any], Any, int]:
@@ -123,8 +124,8 @@ def _two_sided(A: Any, b: Array) -> tuple[tuple[Any, Any], Any, int]:
         y = jax.eval_shape(A[0], x)
         if len(x.shape) != 1 or y.shape != (m,):
             raise ValueError(f"the two functions take b's shape {(m,)} to {x.shape} and back to {y.shape}")
-        return tuple(A), jnp.result_type(x.dtype, y.dtype), x.shape[0]
-    arguments.refuse_scipy(A, "A")
+        return (UserFunction(A[0], A[0]), UserFunction(A[1], A[1])), jnp.result_type(x.dtype, y.dtype), x.shape[0]
+    refuse_scipy(A, "A")
     A = cast(Any, A)
     if not all(hasattr(A, name) for name in ("shape", "T", "__matmul__")) or len(A.shape) != 2:
         raise TypeError(
@@ -137,10 +138,10 @@ def _two_sided(A: Any, b: Array) -> tuple[tuple[Any, Any], Any, int]:
     if isinstance(A, np.ndarray):
         A = owned(A)
         A = A if jnp.issubdtype(A.dtype, jnp.inexact) else A.astype(float)
-    dtype = A.dtype if hasattr(A, "dtype") else b.dtype
-    if jax.tree_util.all_leaves([A]) and not isinstance(A, jax.Array):
-        return (lambda v: times(A, v), lambda u: adjoint_product(A, u)), dtype, A.shape[1]
-    return (A, None), dtype, A.shape[1]
+    own, dtype = wrapped(A, "A"), A.dtype if hasattr(A, "dtype") else b.dtype
+    if isinstance(own, UserFunction):
+        return (own, UserFunction(lambda u: adjoint_product(A, u), A.T)), dtype, A.shape[1]
+    return (own, None), dtype, A.shape[1]
 
 
 def _compute(
@@ -150,8 +151,10 @@ def _compute(
     b, x0 = of_b.enter(b), None if x0 is None else of_x.enter(x0)
     m, n = b.shape[0], n if back is not None else forth.shape[1]
     if back is None:
-        A = arguments.prepared(forth, transposed=True)
-        forth, back = (lambda v: times(A, v)), (lambda u: adjoint_product(A, u))
+        A = forth._prepared(transposed=True)
+        forth, back = A.__matmul__, (lambda u: adjoint_product(A, u))
+    else:
+        forth, back = forth.__matmul__, back.__matmul__
     rows, shape = b, (n, *b.shape[1:])
     if damp is not None:
         # The damped problem is the plain one with λ·I below A and zeros below b.
@@ -161,10 +164,10 @@ def _compute(
         rows = jnp.concatenate([b, jnp.zeros(shape, dtype)])
     unknown = mesh_axes.varying(jnp.zeros(shape, dtype), rows)
     like = (forth, unknown), (back, rows)
-    K = Maps(*(program.traced(lambda v, f=f: f(v).astype(dtype), example) for f, example in like))
+    K = Maps(*(traced(lambda v, f=f: f(v).astype(dtype), example) for f, example in like))
     if M is not None:
-        precondition = arguments.entered(M, of_x)
-        M = program.traced(lambda r: precondition(r).astype(dtype), unknown)
+        precondition = within(M, of_x)
+        M = traced(lambda r: (precondition @ r).astype(dtype), unknown)
     M, x0, limits = lax.stop_gradient((M, x0, limits))
     x, end = LeastSquares(_run, options, adjoint)(System(K, M, rows, x0, limits))
     norms = end.norms if options.history_length else None

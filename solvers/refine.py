@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from jaxsparse_fmt._arguments import check_choice, real_number
 from solvers.bicgstab import METHOD as BICGSTAB
 from solvers.cg import METHOD as CG
-from solvers.core import arguments
 from solvers.core.iterate import Method
+from solvers.core.operators import is_function, refuse_scipy
 from solvers.core.precision import Narrow
 from solvers.core.settings import Settings, solver
 from solvers.core.solve import solve
@@ -77,14 +77,14 @@ def refine(
       (<Status.CONVERGED: 0>, dtype('float64'))
     """
     check_choice("method", method, METHODS)
-    arguments.refuse_scipy(A, "A")
+    refuse_scipy(A, "A")
     arrays = [leaf for leaf in jax.tree.leaves(A) if hasattr(leaf, "dtype")]
     numbers = [a.dtype for a in arrays if jnp.issubdtype(a.dtype, jnp.inexact)]
     is_wide = jnp.finfo(jnp.result_type(*jax.tree.leaves(b), *numbers, float)).bits == 64
     if settings.get("rtol") is None:
         settings["rtol"] = 1e-10 if is_wide else 1e-6
     narrow, large = None, is_wide and sum(a.size * a.dtype.itemsize for a in arrays) >= WORTHWHILE
-    if dtype is not None or inner is not None or arguments.is_function(A) or large:
+    if dtype is not None or inner is not None or is_function(A) or large:
         narrow = jnp.dtype(dtype or "float32")
         check_choice("dtype", narrow.name, DTYPES)
     if drop is None:

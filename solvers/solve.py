@@ -11,6 +11,7 @@ from jax.core import Tracer
 from jaxsparse_fmt._arguments import check_choice
 from jaxsparse_fmt._tracing import in_trace
 from solvers.core import arguments
+from solvers.core.operators import Wrapped, call_for, described, is_function, operator, preconditioner
 from solvers.core.settings import Settings, settled, solver
 from solvers.core.solve import solve as by_method
 from solvers.direct import placed_like, reachable, refined_on_host
@@ -76,22 +77,23 @@ def solve(
         return sol
     check_choice("method", method, ("auto", *METHODS, "direct"))
     if isinstance(M, str) and M != "auto":
-        raise ValueError(f"M must be 'auto', None, a matrix or a function; got {M!r}; {arguments.call_for(M)}")
+        raise ValueError(f"M must be 'auto', None, a matrix or a function; got {M!r}; {call_for(M)}")
     if method == "direct" and not isinstance(M, str):
         raise ValueError("method='direct' takes no M; leave it out")
     n = arguments.unknowns(A, b)
     settled(settings, b, n, 10 * n)  # which refuses wrong ones before factors are made
-    A = arguments.linear_map(A, n, "A")
+    checked = operator(A, n, "A")
+    A = checked.A if isinstance(checked, Wrapped) else A if is_function(A) else checked
     vectors = {"b": b, "x0": x0}
-    if not arguments.is_function(A):
+    if not is_function(A):
         b = arguments.vectors(b, "b")
         x0 = None if x0 is None else arguments.vectors(x0, "x0")
         given = given | {"rtol": reachable(given["rtol"], A, b)}
         if not isinstance(M, str):
-            arguments.preconditioner(M, b)  # which refuses a wrong one
+            preconditioner(M, b)  # which refuses a wrong one
     # Before the first program over several processes, which would wait for one that has refused its arguments.
     choice = {"method": method, "symmetric": symmetric, "definite": definite, "remember": remember}
-    arguments.in_basis(A)[1].agree(lambda: vectors | choice | {"M": arguments.described(M)})
+    checked.basis.agree(lambda: vectors | choice | {"M": described(M)})
     numbers = [given[name] for name in ("rtol", "atol", "maxiter")]
     facts = Facts(A, b, not (in_trace() or arguments.is_traced(arguments.still((b, x0, numbers)))), symmetric, definite)
     ways = {"function": OF_A_FUNCTION, "sharded": ON_MANY_DEVICES}.get(facts.kind, WAYS)

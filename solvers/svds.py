@@ -10,8 +10,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxsparse_fmt._pytrees import exportable, pytree
-from jaxsparse_fmt.core.basis import Basis
+from jaxsparse_fmt.core.basis import Basis, Operator
 from solvers.core import arguments
+from solvers.core.operators import wrapped
 from solvers.core.scaling import scaled
 from solvers.core.space import HERE, exponent, length
 from solvers.core.vectors import adjoint_product, ratio
@@ -51,7 +52,7 @@ class SingularSolution(Outcome):
 
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False)
-class Square:
+class Square(Operator):
     """4⁻ᵉ·Aᴴ·A of a tall A, 4⁻ᵉ·A·Aᴴ of another, which neither over- nor underflow: 2ᵉ is about the size of A."""
 
     A: Any
@@ -64,11 +65,11 @@ class Square:
 
     @property
     def in_basis(self) -> "Square":
-        return dataclasses.replace(self, A=arguments.in_bases(self.A)[0])
+        return dataclasses.replace(self, A=self.A._in_bases()[0])
 
     @property
     def basis(self) -> Basis:
-        return arguments.in_bases(self.A)[1 if self.tall else 2]
+        return self.A._in_bases()[1 if self.tall else 2]
 
     @property
     def dtype(self) -> Any:
@@ -117,13 +118,13 @@ def svds(
     shape = getattr(A, "shape", ())
     if len(shape) != 2:
         raise TypeError(f"svds needs a matrix with a shape and @, got {type(A).__name__}")
-    arguments.refuse_scipy(A, "A")
+    A = wrapped(A, "A")
     if (k := arguments.int_at_least(k, "k", 1)) >= min(shape):
         raise ValueError(
             f"k must be below {min(shape)}, the shorter side of A; got {k}. For all singular values take "
             "jnp.linalg.svd of a dense array"
         )
-    arguments.in_bases(A)[1].agree(lambda: {"k": k})
+    A._in_bases()[1].agree(lambda: {"k": k})
     tall = shape[0] >= shape[1]
     found = eigsh(Square(A, _size(tall, A), tall), k, which="LA", v0=v0, ncv=ncv, maxiter=maxiter, tol=tol)
     return _triples(tall, A, found)

@@ -25,7 +25,8 @@ OPERATORS = "__abs__ __getitem__ __iter__ __len__ __matmul__ __mul__ __neg__ __r
 INTERNAL = {
     "SparseMatrix": "from_csr layout_options nbytes_read with_arrays",
     "ShardedMatrix": "shards domain range data_basis told entered is_entered full_diagonal record",
-    "Transposed": "A",
+    "Transposed": "A basis in_basis",
+    "Factorized": "basis in_basis",
     "Solution": "code n_iterations",
     "EigenSolution": "code n_iterations n_products",
     "LeastSquaresSolution": "code n_iterations",
@@ -63,7 +64,7 @@ def members(cls: type) -> Iterator[str]:
     names = {name for base in own for name in (*vars(base), *inspect.get_annotations(base))}
     names -= {*INTERNAL.get(cls.__name__, "").split(), *getattr(cls, "__members__", ())}
     if cls.__module__.startswith("solvers.precond"):
-        names -= {"entered", *(field.name for field in dataclasses.fields(cls))}
+        names -= {"basis", "in_basis", *(field.name for field in dataclasses.fields(cls))}
     for name in names:
         if name in OPERATORS.split() or not name.startswith("_"):
             value = inspect.getattr_static(cls, name, None)

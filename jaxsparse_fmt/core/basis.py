@@ -1,13 +1,14 @@
-"""A basis: a matrix's own order of unknowns, which a solver enters once.
+"""Operators, whatever multiplies vectors, and their bases: the order of unknowns in which a product permutes nothing.
 
 A solver enters that order once, iterates with `A.in_basis @ p`, and leaves once. The loop permutes nothing, unless a
 preconditioner works in the user's order.
 """
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import jax.numpy as jnp
 
@@ -71,3 +72,91 @@ class Basis:
 
 
 IDENTITY = Basis()
+
+
+class Operator:
+    """What solvers ask of a matrix, a function, a preconditioner, factors, on one device or several.
+
+    A subclass is a pytree. It provides `shape`, `dtype`, `T` and `@` for [n] or [n, k], and what differs from the
+    answers here, which are those of an operator on one device and in the user's order.
+    """
+
+    shape: Any
+    dtype: Any
+    T: Any
+
+    _fuses_sums = False  # whether it has `_matvec_sums`, a product and the sums of a pass over it at once
+
+    def __matmul__(self, x: Any) -> Any:
+        raise NotImplementedError
+
+    @property
+    def basis(self) -> Basis:
+        """The order of the unknowns of a square operator in which `in_basis` works."""
+        return IDENTITY
+
+    @property
+    def in_basis(self) -> Any:
+        """The operator between vectors that have entered `basis`."""
+        return self
+
+    def _in_bases(self) -> tuple[Any, Basis, Basis]:
+        """The operator between vectors that have entered two bases, that of x and that of A·x, and these."""
+        return self, IDENTITY, IDENTITY
+
+    def _entered(self, basis: Basis) -> Any:
+        """The operator between vectors that have entered another's basis; None if it must permute them for that."""
+        if basis.is_identity:
+            return self
+        return self.in_basis if self.basis.same(basis) else None
+
+    def _partition(self, axis: Any) -> Any:
+        """How the arrays lie over the devices: PartitionSpecs, as a prefix, with which the operator multiplies one
+        device's pieces inside shard_map over `axis`; None: it cannot.
+        """
+        del axis
+
+    def _prepared(self, transposed: bool) -> Self:
+        """The operator for many products, or for many transposed ones."""
+        del transposed
+        return self
+
+    def _traced(self, like: Any) -> Any:
+        """The operator as a pytree; a user's function is traced with a vector like `like`."""
+        del like
+        return self
+
+    def _agree(self, **given: Any) -> None:
+        """Raises an error if arguments differ between the processes that hold the operator."""
+
+    def _failing_together(self) -> contextlib.AbstractContextManager[None]:
+        """A context in which what one of the processes that hold the operator refuses, all refuse."""
+        return contextlib.nullcontext()
+
+
+@pytree
+@dataclasses.dataclass(frozen=True, eq=False)
+class Reordered(Operator):
+    """An operator between vectors that have entered `outer`, by one that works in the basis `inner`."""
+
+    A: Any
+    outer: Basis
+    inner: Basis = IDENTITY
+
+    @property
+    def dtype(self) -> Any:
+        return self.A.dtype
+
+    @property
+    def T(self) -> "Reordered":
+        return dataclasses.replace(self, A=self.A.T)
+
+    def __matmul__(self, x: Any) -> Array:
+        x = self.inner.enter(self.outer.leave(x))
+        return self.outer.enter(self.inner.leave(self.A @ x))
+
+
+def within(A: Operator, basis: Basis) -> Operator:
+    """The operator between vectors that have entered the basis, which it permutes twice if it must."""
+    found = A._entered(basis)
+    return Reordered(A, basis) if found is None else found

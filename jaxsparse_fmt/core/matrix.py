@@ -20,7 +20,6 @@ from jaxsparse_fmt._text import readable_bytes
 from jaxsparse_fmt._tracing import concrete, in_trace, is_concrete, is_on_cpu, is_traced, standard_promotion
 from jaxsparse_fmt._types import Array, Csr, CsrArrays, Target
 from jaxsparse_fmt.core import entry_index, form, vector_passes
-from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from jaxsparse_fmt.core.faces import Faces
 from jaxsparse_fmt.core.scipy_names import OnOneDevice
 from jaxsparse_fmt.core.transposed import Transposed
@@ -150,6 +149,8 @@ class SparseMatrix(OnOneDevice, Faces):
         """
         y, (dot,) = self._matvec_sums(x, vector_passes.DOT, w)
         return y, dot
+
+    _fuses_sums = True
 
     def _matvec_sums(self, x: Array, what: vector_passes.Pass, *beside: Array) -> tuple[Array, Any]:
         """A·x, and the sums of a pass over A·x and `beside`."""
@@ -298,18 +299,6 @@ class SparseMatrix(OnOneDevice, Faces):
         with concrete():
             csr = self.T.to_scipy() if is_on_cpu(self.values) else self.T.csr_arrays()
             return build(csr, name, Target(self.dtype, self.backend, max_bytes), **layout)
-
-    # ------------------------------------------------------------------------------------------------------- basis
-
-    @property
-    def basis(self) -> Basis:
-        """The order of unknowns in which `in_basis` works."""
-        return IDENTITY
-
-    @property
-    def in_basis(self) -> SparseMatrix:
-        """The matrix as a map between vectors that have entered `basis`."""
-        return self
 
 
 @standard_promotion

@@ -194,6 +194,12 @@ def varying_axes(*arrays: Any) -> frozenset[Any]:
     return frozenset[Any]().union(*map(jax_versions.varying_axes, arrays))
 
 
+def has_mesh(*trees: Any) -> bool:
+    """Whether the context has a mesh, or a leaf lies on one."""
+    meshes = [jax.typeof(a).sharding.mesh for a in jax.tree.leaves(trees)]
+    return not jax.sharding.get_abstract_mesh().empty or not all([mesh.empty for mesh in meshes])
+
+
 def untyped_axes() -> frozenset[str]:
     """The axes of a shard_map without check_vma, in which types do not show what varies over them."""
     manual = jax.sharding.get_abstract_mesh().manual_axes
@@ -206,6 +212,8 @@ def varying(tree: Any, *like: Any) -> Any:
     Inside shard_map the initial values of a loop must vary over the same axes as the results of its body. A leaf that
     occurs several times stays one array.
     """
+    if jax.sharding.get_abstract_mesh().empty:
+        return tree
     axes = varying_axes(*jax.tree.leaves((tree, like)))
     if not axes:
         return tree

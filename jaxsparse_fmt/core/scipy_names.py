@@ -1,6 +1,5 @@
 """SciPy's names, which all matrices share, and errors that name what to do instead."""
 
-import contextlib
 import operator
 from collections.abc import Callable
 from typing import Any, ClassVar, NoReturn, Self
@@ -16,7 +15,7 @@ from jaxsparse_fmt._dtypes import check_keeps_imaginary, requested_dtype
 from jaxsparse_fmt._text import readable_bytes
 from jaxsparse_fmt._tracing import is_concrete
 from jaxsparse_fmt._types import Array
-from jaxsparse_fmt.core.basis import IDENTITY, Basis
+from jaxsparse_fmt.core.basis import Operator
 
 # What makes matrices of matrices on one device, by name; `algebra/operations.py` fills it.
 OPERATORS: dict[str, Callable[..., Any]] = {}
@@ -24,7 +23,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {}
 MOST_DRAWN = 5_000_000
 
 
-class ScipyNames:
+class ScipyNames(Operator):
     """SciPy's names for stored, transposed and sharded matrices.
 
     A subclass provides `shape`, `dtype`, `nnz`, `T`, `matvec`, `_transposed` (Aᵀ·y without conjugation), `_each` (the
@@ -47,23 +46,7 @@ class ScipyNames:
     asformat: Any
     todense: Any
 
-    def _agree(self, **given: Any) -> None:
-        """Raises an error if arguments differ between the processes that hold the matrix."""
-
-    def _failing_together(self) -> contextlib.AbstractContextManager[None]:
-        """A context in which what one of the processes that hold the matrix refuses, all refuse."""
-        return contextlib.nullcontext()
-
     # --------------------------------------------------------------------------------------------------- products
-
-    def _in_bases(self) -> tuple[Any, Basis, Basis]:
-        """The matrix between vectors that have entered two bases, that of x and that of y, and these."""
-        return self, IDENTITY, IDENTITY
-
-    def _prepared(self, transposed: bool) -> Self:
-        """The same matrix for many products, or for many transposed ones."""
-        del transposed
-        return self
 
     def rmatvec(self, y: Any) -> Array:
         """Aᴴ·y, the adjoint as in SciPy; for real matrices the same as A.T @ y.

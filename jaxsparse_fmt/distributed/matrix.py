@@ -180,6 +180,8 @@ class ShardedMatrix(ShardedAlgebra):
 
     matvec_dot = SparseMatrix.matvec_dot
 
+    _fuses_sums = True
+
     def _matvec_sums(self, x: Array, what: vector_passes.Pass, *beside: Array) -> tuple[Array, Any]:
         alike = x.ndim == 1 and x.dtype.kind == "f" and all(v.dtype == self.dtype for v in (x, *beside))
         if self.domain.over.is_manual and alike:
@@ -187,11 +189,8 @@ class ShardedMatrix(ShardedAlgebra):
         y = self.matvec(x)
         return y, vector_passes.plain_sweep(what, (), (y, *beside))[2]
 
-    def entered(self, basis: Basis) -> Any:
-        """The same operator between vectors that have entered `basis`; without exchanges of its own if that is A's."""
-        if self.is_entered or self.basis.same(basis):
-            return self.in_basis
-        return lambda r: basis.enter(self @ basis.leave(r))
+    def _entered(self, basis: Basis) -> Any:
+        return self if self.is_entered else super()._entered(basis)
 
     def _partition(self, axis: Any) -> PartitionSpec | None:
         """How the arrays lie for products inside shard_map over `axis`; None: there are none."""

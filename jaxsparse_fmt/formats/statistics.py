@@ -1,9 +1,10 @@
 """Statistics of a pattern: the places, diagonals and blocks that a storage would hold, and the spread of columns.
 
 Counts that need only row lengths are exact. Counts that need columns sample windows of rows spread evenly over the
-matrix, some `ENTRIES` entries in all, and scale up; they are exact if the windows cover the whole matrix. No function
-loops over rows, and only `diagonals` makes an array as long as the entries. On a device arrays as long as rows or
-entries are counted there, and only samples come to the host.
+matrix, some `ENTRIES` entries in all, and scale up; where the windows cover the whole matrix, these counts are exact
+too. No function loops over rows, and only `diagonals` makes an array as long as the entries.
+
+Of a matrix on a device, what is as long as its rows or entries is counted there, and samples come to the host.
 """
 
 import dataclasses
@@ -26,10 +27,10 @@ from jaxsparse_fmt.kernels.layout.address import take
 from jaxsparse_fmt.kernels.layout.columns import Blocked, Diagonal
 
 ENTRIES = 2**16  # about as many as a count samples
-TABLE = 8  # possible diagonals for each entry up to which a table over all diagonals is made
+TABLE = 8  # the most possible diagonals for each entry with which a table over all diagonals is made
 BLOCK = 2**16  # rows that a pass over all entries takes at a time
 GOLDEN = (5**0.5 - 1) / 2
-LEAST_WINDOWS, MOST_ENTRIES = 4, 2**21  # at least so many windows are sampled, unless they have more entries
+LEAST_WINDOWS, MOST_ENTRIES = 4, 2**21  # windows that are always sampled, or fewer if they have more entries than this
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,8 +86,8 @@ def sample(csr: Csr, window: int) -> Sample:
     if taken >= n_windows:
         rows, scale = np.arange(n_rows), 1.0
     else:
-        # One window in each of `taken` equal parts, scattered by the golden ratio: at equal distances all windows might
-        # begin a plane of a grid.
+        # One in each of `taken` equal parts, at a place that the golden ratio scatters: at equal distances all windows
+        # might begin a plane of a grid.
         part = np.arange(taken)
         windows = np.unique(((part + (part + 1) * GOLDEN % 1) * (n_windows / taken)).astype(np.int64))
         rows = (windows[:, None] * window + np.arange(window)).reshape(-1)
@@ -128,7 +129,7 @@ def distinct(major: Any, minor: np.ndarray, span: int, lengths: np.ndarray) -> t
     """The distinct pairs of entries, rising; `minor` is below `span`. np.unique is several times slower.
 
     Args:
-      lengths: of the rows. Most equal pairs are neighbours or one row apart, and are left out before sorting.
+      lengths: of the entries' rows. Most equal pairs are neighbours or one row apart, and are left out before sorting.
     """
     keys = np.asarray(major * span + minor)
     if keys.size:
@@ -150,9 +151,9 @@ def are_slices_wide(some: Sample, slice_size: int, widest: int) -> bool:
 
 
 def are_within(some: Sample, block: int, windows: int, span: int) -> bool:
-    """Whether `windows` windows of `span` columns hold the columns of every block of `block` rows.
+    """Whether so many windows of `span` columns hold the columns of every block of `block` rows.
 
-    Each window begins at the least column after the window before it.
+    Each window begins at the least column behind the one before.
     """
     stride = some.shape[1] + span
     key = np.unique(some.number // block * stride + some.col)
@@ -213,9 +214,8 @@ def diagonals(csr: Csr, some: Sample, longest: int, most: int) -> Counted | None
 
 
 def by_rows(f: Callable[[slice, np.ndarray], None], csr: Csr) -> None:
-    """Calls f(entries, diagonals) on all cores, for a slice of entries that fits a core's cache at a time.
-
-    `diagonals` are col − row + n_rows − 1 of these entries.
+    """f(entries, diagonals), by all cores: the entries of some rows at a time, few enough for the cache of a core, and
+    their diagonals, col − row + n_rows − 1.
     """
     n_rows, n_cols = csr.shape
     index = csr.indices.dtype if n_rows + n_cols < 2**31 else np.int64
@@ -264,14 +264,14 @@ _kept = Kept(8)
 
 @functools.partial(jax.jit, static_argnums=1)
 def _marked(csr: Csr, longest: int) -> Any:
-    """A bit for each diagonal that holds an entry, in words of 64: by the first entry of all rows, the second, …"""
+    """A bit for each diagonal that holds an entry, in octets by eights; by the first entry of all rows, the second…"""
     size, n_rows = -(-sum(csr.shape) // 64) * 64, csr.shape[0]
     row, lengths = jnp.arange(n_rows, dtype=index_dtype(size)), jnp.diff(csr.indptr)
 
     def mark(j: Any, marks: Any) -> Any:
         entry = jnp.minimum(csr.indptr[:-1] + j.astype(csr.indptr.dtype), csr.nnz - 1)
         diagonal = jnp.where(j < lengths, take(csr.indices, entry) - row + (n_rows - 1), size)
-        # A GPU writes slowly to one place from many threads, so a row leaves out the diagonal of the row before.
+        # A GPU writes slowly to one place from many threads: most rows leave that to the row before.
         fresh = diagonal != jnp.concatenate([jnp.full(1, size, diagonal.dtype), diagonal[:-1]])
         return marks.at[jnp.where(fresh, diagonal, size)].set(True, mode="drop")
 
@@ -280,7 +280,7 @@ def _marked(csr: Csr, longest: int) -> Any:
 
 
 def fits_table(csr: Csr) -> bool:
-    """Whether a table over all possible diagonals is small, compared with the entries."""
+    """Whether a table over all possible diagonals is small beside the entries."""
     return sum(csr.shape) <= max(TABLE * csr.nnz, BLOCK)
 
 
@@ -299,20 +299,16 @@ def is_mirrored(csr: Csr, some: Sample, longest: int) -> bool:
 
 @building.on_either(5)
 def _are_mirrored(xp: Any, csr: Csr, entry: Any, row: Any, col: Any, longest: int) -> Any:
-    """Whether these entries, of `row` and `col`, equal their images."""
+    """Whether the entries `at`, of `row` and `col`, equal their images."""
     first = take(csr.indptr, col)
-    count = take(csr.indptr, col + 1) - first
-
-    def place(i: Any) -> Any:
-        return xp.minimum(first + i, csr.nnz - 1)
-
+    count, place = take(csr.indptr, col + 1) - first, lambda i: xp.minimum(first + i, csr.nnz - 1)
     before = prefix_length(xp, lambda i: take(csr.indices, place(i)) < row, count, longest)
     same = (take(csr.indices, place(before)) == row) & (take(csr.data, place(before)) == take(csr.data, entry))
     return xp.all((before < count) & same)
 
 
 def touched(some: Sample, column: Diagonal | Blocked, group: int, slice_rows: int) -> Counted:
-    """The places of HDIA or BSR (`implied.Groups`): groups of `group` rows, in slices of `slice_rows`, unsorted."""
+    """The places of `implied.Groups` of `group` rows, in slices of `slice_rows`: of HDIA or BSR, with unsorted rows."""
     n_rows, n_cols = some.shape
     owner, index = some.distinct(some.number // group, column.index_of(some.row, some.col) + n_rows, n_rows + n_cols)
     first, index = some.rows[owner * group], index - n_rows

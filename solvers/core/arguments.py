@@ -6,7 +6,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeGuard, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,12 +16,11 @@ from jax.core import Tracer
 
 from jaxsparse_fmt._arguments import as_floating, owned, real_number, whole_number
 from jaxsparse_fmt._dtypes import floating_dtype
-from jaxsparse_fmt._text import nearest, readable_bytes
+from jaxsparse_fmt._text import readable_bytes
 from jaxsparse_fmt._tracing import standard_promotion
-from jaxsparse_fmt.core.basis import IDENTITY, Basis
+from jaxsparse_fmt.core.basis import IDENTITY, Operator
 from jaxsparse_fmt.formats import memory
-from solvers.core.diagonal import Diagonal
-from solvers.core.vectors import times
+from solvers.core.operators import UserFunction, is_function
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -49,7 +48,7 @@ def door(f: Callable[Parameters, Result], signature: inspect.Signature | None = 
             names = ", ".join(name for name in known if name not in ("A", "b")) or "none"
             raise TypeError(f"{f.__name__} has no keyword {unknown[0]!r}{here}; it has {names}")
         A: Any = args[0] if args else keywords.get("A")
-        with getattr(A, "_failing_together", contextlib.nullcontext)():
+        with A._failing_together() if isinstance(A, Operator) else contextlib.nullcontext():
             return standard(*args, **keywords)
 
     return called
@@ -88,7 +87,7 @@ class Ravel:
 
     def function(self, f: Any, name: str) -> Any:
         """A user's function of pytrees as a function of vectors; None and matrices, which act on vectors, unchanged."""
-        return of_user(f, lambda v: self.vector(f(self.pytree(v)), f"{name}·v")) if is_function(f) else f
+        return UserFunction(lambda v: self.vector(f(self.pytree(v)), f"{name}·v"), f) if is_function(f) else f
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,63 +162,6 @@ def nonempty(a: Any, name: str, needs: str) -> Array:
     return a
 
 
-def linear_map(A: Any, n: int, name: str) -> Any:
-    """A itself where it is a pytree with a shape and `@`; for an M of shape (n,) the matrix with that diagonal;
-    otherwise a function v -> A·v. ValueError: not square, or not of b's size. TypeError: none of these.
-    """
-    shape = getattr(A, "shape", None)
-    if shape is None:
-        if not callable(A):
-            got = repr(A) if isinstance(A, str) else type(A).__name__
-            cure = f"; {call_for(A)}" if isinstance(A, str) and name == "M" else ""
-            raise TypeError(f"{name} must be a matrix with a shape and @, or a function v -> {name}·v; got {got}{cure}")
-        return A
-    if name == "M" and tuple(shape) == (n,):
-        return Diagonal(as_floating(A, "M"))
-    if tuple(shape) != (n, n):
-        hint = ""
-        if name == "M":
-            hint = f", or ({n},) for a diagonal"
-        elif tuple(shape) == (n,):
-            hint = f"; for a diagonal {name} pass lambda r: d * r"
-        elif name == "A" and len(shape) == 2 and shape[0] == n:
-            hint = "; lsmr takes a rectangular A"
-        if manual := jax.sharding.get_abstract_mesh().manual_axes:
-            hint += f"; inside shard_map over {manual} b is one device's piece: call the solver outside of shard_map"
-        raise ValueError(f"{name} has shape {tuple(shape)}; a system with b of length {n} needs ({n}, {n}){hint}")
-    refuse_scipy(A, name)
-    if isinstance(A, np.ndarray):
-        return owned(A)
-    is_opaque = jax.tree_util.all_leaves([A]) and not isinstance(A, jax.Array)
-    return of_user(A, lambda v: A @ v) if is_opaque else A
-
-
-# The preconditioners by what other libraries call them.
-PRECONDITIONERS = {name: name for name in ("block_jacobi", "chebyshev", "ilu", "incomplete_lu", "jacobi", "multigrid")}
-PRECONDITIONERS |= dict.fromkeys(("diag", "diagonal", "pointjacobi"), "jacobi") | {"bjacobi": "block_jacobi"}
-PRECONDITIONERS |= dict.fromkeys(("amg", "gamg", "mg", "ml", "pyamg"), "multigrid")
-PRECONDITIONERS |= dict.fromkeys(("ic", "ic0", "icc", "ichol", "incomplete_cholesky"), "incomplete_cholesky")
-PRECONDITIONERS |= dict.fromkeys(("ilu0", "ilut", "spilu"), "ilu")
-
-
-def call_for(word: str) -> str:
-    """The call that makes the preconditioner that a user named by a word."""
-    if word == "auto":
-        return "take solve(A, b), which chooses one, or M=precond.jacobi(A)"
-    key = word.lower().replace("-", "_")
-    name = PRECONDITIONERS.get(key) or PRECONDITIONERS.get(nearest(key, PRECONDITIONERS), "jacobi")
-    return f"take M=precond.{name}(A), with precond of jaxsparse"
-
-
-def refuse_scipy(A: Any, name: str) -> None:
-    """Raises TypeError: A is an object of SciPy."""
-    if type(A).__module__.partition(".")[0] == "scipy":
-        raise TypeError(
-            f"{name} is SciPy's; convert a sparse matrix once with from_scipy, and write a "
-            "LinearOperator as a function of jax.numpy"
-        )
-
-
 def is_traced(*trees: Any) -> bool:
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(trees))
 
@@ -234,98 +176,13 @@ def still(tree: Any) -> Any:
     return jax.tree.map(lambda a: lax.stop_gradient(a) if isinstance(a, Tracer) else a, tree)
 
 
-def is_function(A: Any) -> TypeGuard[Callable[[Array], Array]]:
-    return callable(A) and not hasattr(A, "__matmul__")
-
-
-def prepared(A: Any, transposed: bool) -> Any:
-    """A for many products, or for many transposed ones."""
-    return A._prepared(transposed) if hasattr(A, "_prepared") else A
-
-
-def apply(A: Any, v: Array) -> Array:
-    return A(v) if is_function(A) else times(A, v)
-
-
-def over_columns(f: Any) -> Any:
-    """A user's function of one vector, for columns too; anything else unchanged."""
-    return of_user(f, lambda v: f(v) if v.ndim == 1 else jax.vmap(f, 1, 1)(v)) if is_function(f) else f
-
-
-def of_user(f: Any, wrapper: Any) -> Any:
-    """`wrapper`, which calls the user's f, by whose identity compiled programs are kept."""
-    wrapper.user = getattr(f, "user", f)
-    return wrapper
-
-
-def in_basis(A: Any) -> tuple[Any, Basis]:
-    """A between vectors that have entered its basis, and that basis."""
-    return getattr(A, "in_basis", A), getattr(A, "basis", IDENTITY)
-
-
-def in_bases(A: Any) -> tuple[Any, Basis, Basis]:
-    """A of any shape between vectors that have entered two bases, that of x and that of A·x, and these."""
-    return A._in_bases() if hasattr(A, "_in_bases") else (A, IDENTITY, IDENTITY)
-
-
 def part(A: Any) -> float:
     """How much of a vector that A takes lies in the memory whose free bytes `memory.free` finds."""
-    basis: Any = getattr(A if hasattr(A, "basis") else getattr(A, "T", None), "basis", IDENTITY)
+    basis: Any = A._in_bases()[1] if isinstance(A, Operator) else IDENTITY
     if basis.devices == 1:
         return 1.0
     here = basis.over.mesh.local_devices
     return (1 if memory.is_own(here[0]) else len(here)) / basis.devices
-
-
-def entered(M: Any, basis: Basis) -> Callable[[Array], Array]:
-    """M between vectors that have entered the basis; permutes twice unless M has `entered`. None: the identity."""
-    if M is None:
-        return lambda r: r
-    if hasattr(M, "entered"):
-        own = M.entered(basis)
-        return lambda r: apply(own, r).astype(r.dtype)
-    return lambda r: basis.enter(apply(M, basis.leave(r))).astype(r.dtype)
-
-
-def partition(A: Any, axis: Any) -> Any:
-    """PartitionSpecs of the arrays of an operator, as a prefix, with which it multiplies one device's pieces inside
-    shard_map over `axis`; None: it cannot.
-    """
-    return A._partition(axis) if hasattr(A, "_partition") else None
-
-
-def described(M: Any) -> tuple[Any, ...]:
-    """What of an operator decides a program, in words that are the same in all processes."""
-    return type(M).__name__, [(a.shape, str(a.dtype)) for a in jax.tree.leaves(M) if hasattr(a, "dtype")]
-
-
-def preconditioner(M: Any, like: Any, cure: str = "make b complex") -> Any:
-    """M as `linear_map` returns it, for vectors like `like`; None unchanged.
-
-    TypeError, which advises `cure`: M·r is complex and `like` is not.
-    """
-    if M is None:
-        return None
-    M, complex_ = linear_map(M, like.shape[0], "M"), jnp.complexfloating
-    applied = result_dtype(M, like, "M")
-    if jnp.issubdtype(applied, complex_) and not jnp.issubdtype(like.dtype, complex_):
-        raise TypeError(f"M·r is {applied} in a system of {like.dtype}, which would drop its imaginary part; {cure}")
-    return M
-
-
-def result_dtype(A: Any, v: Array, name: str) -> Any:
-    """The dtype of A·v. ValueError: A·v does not have v's shape."""
-    if hasattr(A, "dtype") and hasattr(A, "shape"):
-        return promoted(A.dtype, v.dtype)  # a trace of A·v would cost a millisecond
-    out = jax.eval_shape(lambda v: apply(A, v if v.ndim == 1 else v[:, 0]), v)
-    if getattr(out, "shape", None) != v.shape[:1]:
-        raise ValueError(f"{name}·v must be a vector of shape {v.shape[:1]} like v; got {getattr(out, 'shape', out)}")
-    return out.dtype
-
-
-def promoted(*dtypes: Any) -> Any:
-    """As `jnp.result_type`, which costs 10 µs."""
-    return jax.dtypes.canonicalize_dtype(functools.reduce(jnp.promote_types, dtypes))
 
 
 def cast(a: Array, dtype: Any) -> Array:

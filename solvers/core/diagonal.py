@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 from jaxsparse_fmt._arguments import as_vector
 from jaxsparse_fmt._pytrees import pytree
 from jaxsparse_fmt._tracing import standard_promotion
-from jaxsparse_fmt.core.basis import Basis
+from jaxsparse_fmt.core.basis import Basis, Operator
 
 
 def operand(M: Any, r: Any, leaf: Array, ndim: int) -> Array:
@@ -33,7 +33,7 @@ def rows_scaled(d: Array, r: Array) -> Array:
 
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False)
-class Diagonal:
+class Diagonal(Operator):
     """diag(d) as an operator: `@ r` for r of [n] or [n, k]. Reads n numbers.
 
     Attributes:
@@ -58,10 +58,8 @@ class Diagonal:
     def __matmul__(self, r: Any) -> Array:
         return rows_scaled(self.d, operand(self, r, self.d, 1))
 
-    def entered(self, basis: Basis) -> Self:
-        """The same operator between vectors that have entered `basis`, for solvers whose loop permutes nothing."""
+    def _entered(self, basis: Basis) -> Self:
         return dataclasses.replace(self, d=basis.enter(self.d))
 
     def _partition(self, axis: Any) -> PartitionSpec:
-        """How the arrays lie for products with pieces of vectors inside shard_map over `axis`, once `entered`."""
         return PartitionSpec(axis)

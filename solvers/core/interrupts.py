@@ -29,7 +29,7 @@ def run(program: Callable[..., Any], *arguments: Any) -> Any:
         computed = [a for a in jax.tree.leaves(results) if not isinstance(a, Tracer)]
         if _raises() and jax.device_count() == 1 and computed and is_on_cpu(computed[0]):
             begin = time.perf_counter()
-            while not all(a.is_ready() for a in computed):
+            while not all([a.is_ready() for a in computed]):
                 time.sleep(min(max(PART * (time.perf_counter() - begin), SHORTEST), LONGEST))
             jax.block_until_ready(computed[0])  # raises the error of a program that failed
         return results

@@ -185,22 +185,11 @@ def run(space: Space, method: Method, options: Options, system: System) -> tuple
                 return loop
             return paced(loop, now_of(loop).active, tolerance.astype(real), limits.budget)
 
-        def lives(loop: Loop) -> Array:
-            """Whether the method goes on, by column."""
-            now = now_of(loop)
-            return now.active & ~rule.stuck(now, loop.best) if looks and not method.least_squares else now.active
-
-        def is_undue(loop: Loop, best: Best) -> Array:
-            """Whether no column is to be looked at."""
-            goes_on = rule.until_look(now_of(loop), best)
-            if b.ndim == 1:
-                return goes_on
-            return jnp.any(goes_on) & jnp.all(goes_on | ~lives(loop._replace(best=best)))
-
         def with_look(loop: Loop) -> Loop:
             best = loop.best
             if often:
-                loop = repeated(lambda loop: is_undue(loop, best), several, loop._replace(best=None))
+                until = lambda loop: rule.until_look(now_of(loop), best)  # noqa: E731
+                loop = repeated(until, several, loop._replace(best=None))
             else:
                 loop = several(loop._replace(best=None))
             loop = loop._replace(best=best)
@@ -208,8 +197,10 @@ def run(space: Space, method: Method, options: Options, system: System) -> tuple
 
         best = outer.best if looks else None
         loop = Loop(work, outer.k, outer.norm.astype(real), outer.code, outer.norms, best, outer.pace)
-        loop = repeated(lambda loop: anyone(lives(loop)), with_look if looks else several, loop)
-        loop = rule.named(loop) if looks else loop._replace(best=outer.best)
+        if looks:
+            loop = repeated(lambda loop: anyone(loop.code == RUNNING), with_look, loop)
+        else:
+            loop = repeated(lambda loop: anyone(now_of(loop).active), several, loop)._replace(best=outer.best)
         x = jnp.where(outer.retries, outer.best.x, x_at(loop))
         new = stopping.judged(rule, x, loop.work.p if method.keeps else None, loop, outer)
         # Columns that are over stay as they are; a single system is in the loop only while it goes on.

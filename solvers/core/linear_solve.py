@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY
 from jaxsparse_fmt.core.vector_passes import Pass
-from solvers.core import arguments, iterate, opaque
+from solvers.core import iterate, opaque
 from solvers.core.iterate import Method, Options, System
 from solvers.core.scaling import Map, Product, unit_of
 from solvers.core.settings import Adjoint, Rough
@@ -47,7 +47,7 @@ class Solve(opaque.Rules):
         if system.basis.devices == 1 and self.options.callback is None:
             system = system._replace(basis=IDENTITY)  # its arrays are not used
         # Of a b in a closure XLA would compute the norm, for seconds.
-        b, A = lax.optimization_barrier(system.b), arguments.prepared(system.A, self.form == "transposed")
+        b, A = lax.optimization_barrier(system.b), system.A._prepared(self.form == "transposed")
         system = system._replace(A=A, b=b)
         if self.form == "solution":
             return _run(self.method, self.options, system, False)
@@ -115,7 +115,7 @@ def _run(method: Method, options: Options, system: System, is_transposed: bool) 
     def run(space: Space, system: System) -> tuple[Array, End]:
         like = mesh_axes.shaped_like(system.b, narrow)
         product_of = functools.partial(product, sums=method.sums and method.sums(system.M is None))
-        A, M = product_of(system.A, wide), (lambda r: r) if system.M is None else product(system.M, narrow)
+        A, M = product_of(system.A, wide), product(system.M, narrow)
         inner = None if system.inner is None else product_of(system.inner, narrow)
         if is_transposed:
             A, inner = transposed(A, system.b), None if inner is None else transposed(inner, like)
@@ -144,17 +144,23 @@ def _in_pieces(options: Options, basis: Any, system: System) -> System | None:
     piece, same = basis.over.piece_of(system.b), PartitionSpec()
     limits: Any = same
     given = system.A, system.M, system.inner
-    maps = [same if a is None else arguments.partition(a, basis.over.axis) for a in given]
+    maps = [same if a is None else a._partition(basis.over.axis) for a in given]
     if None in maps or piece != PartitionSpec(basis.over.axis):
         return None
     return System(maps[0], maps[1], piece, None if system.x0 is None else piece, limits, maps[2])
 
 
 def product(A: Any, dtype: Any, sums: tuple[Pass, int] | None = None) -> Map:
-    """v -> A·v in `dtype`; with `sums` a `Product`, if A is a matrix that computes sums too."""
-    apply = lambda v: arguments.apply(A, v).astype(dtype)  # noqa: E731
-    has_sums = hasattr(A, "_matvec_sums") and jnp.result_type(A.dtype, dtype) == dtype
-    return Product(apply, A._matvec_sums, *sums) if sums and has_sums else apply
+    """v -> A·v in `dtype`, the identity for an A of None; with `sums` a `Product`, if A computes sums too."""
+    if A is None:
+        return lambda v: v
+
+    def apply(v: Array) -> Array:
+        return (A @ v).astype(dtype)
+
+    if sums and A._fuses_sums and jnp.result_type(A.dtype, dtype) == dtype:
+        return Product(apply, A._matvec_sums, *sums)
+    return apply
 
 
 def transposed(f: Map, example: Any) -> Map:

@@ -1,14 +1,16 @@
 """The inner side of a refinement: a matrix and a preconditioner in a narrower type."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from solvers.core import arguments
+from jaxsparse_fmt._pytrees import pytree
+from jaxsparse_fmt.core.basis import Operator
 from solvers.core.diagonal import rows_scaled
-from solvers.core.vectors import times
+from solvers.core.operators import Function, UserFunction, Wrapped, operator
 
 
 class Narrow(NamedTuple):
@@ -44,44 +46,59 @@ def inner_dtype(values: Any, wide: Any) -> Any:
     return jnp.dtype(jnp.complex64 if is_complex else jnp.float32)
 
 
-def given(A: Any, inner: Any, n: int) -> Any:
-    """The inner matrix of the user, if any. TypeError: there is none, and A is a function, without values."""
+def given(A: Operator, inner: Any, n: int) -> Operator | None:
+    """The inner matrix of the user, if any. TypeError: there is none, and A has no values to narrow."""
     if inner is not None:
-        return arguments.linear_map(inner, n, "inner")
-    if arguments.is_function(A) or not hasattr(A, "astype"):
+        return operator(inner, n, "inner")
+    if isinstance(A, UserFunction) or not hasattr(A.A if isinstance(A, Wrapped) else A, "astype"):
         raise TypeError("A is a function, which has no narrower values; pass inner=, the same operator in float32")
     return None
 
 
-def narrowed(A: Any, values: Any, vectors: Any) -> Any:
-    """A with values in a narrow type, to be multiplied with `vectors`; a function where its rows are scaled."""
-    is_view = not hasattr(A, "with_data") and hasattr(getattr(A, "T", None), "with_data")  # the transpose of a format
-    own = A.T if is_view else A
+@pytree
+@dataclasses.dataclass(frozen=True, eq=False)
+class Scaled(Operator):
+    """diag(scale)·A."""
+
+    A: Any
+    scale: Array
+
+    @property
+    def dtype(self) -> Any:
+        return self.scale.dtype
+
+    def __matmul__(self, v: Array) -> Array:
+        return rows_scaled(self.scale, self.A @ v)
+
+
+def narrowed(A: Any, values: Any, vectors: Any) -> Operator:
+    """A with values in a narrow type, to be multiplied with `vectors`."""
     if values != jnp.float16:
-        own = own.astype(vectors if values == jnp.float32 else values)
-        return own.T if is_view else own
-    if hasattr(own, "with_data"):
-        ones = jnp.ones(own.shape[1], own.dtype)
-        scale = _power_of_two(own.with_data(jnp.abs(own.data)) @ ones)
-        # The sampled outer product with ones puts a row's number at each of its entries.
-        per_entry = jax.vjp(lambda data: own.with_data(data) @ ones, own.data)[1](1 / scale)[0]
-        own = own.with_data(own.data * per_entry).astype(values)
+        dtype = vectors if values == jnp.float32 else values
+        return Wrapped(A.A.astype(dtype)) if isinstance(A, Wrapped) else A.astype(dtype)
+    if isinstance(A, Wrapped):
+        scale = _power_of_two(jnp.sum(jnp.abs(A.A), axis=1))
+        own = Wrapped((A.A / scale[:, None]).astype(values))
     else:
-        scale = _power_of_two(jnp.sum(jnp.abs(own), axis=1))
-        own = (own / scale[:, None]).astype(values)
-    scale = scale.astype(vectors)
-    if is_view:
-        return lambda v: times(own.T, rows_scaled(scale, v))
-    return lambda v: rows_scaled(scale, times(own, v))
+        ones = jnp.ones(A.shape[1], A.dtype)
+        scale = _power_of_two(A.with_data(jnp.abs(A.data)) @ ones)
+        # The sampled outer product with ones puts a row's number at each of its entries.
+        per_entry = jax.vjp(lambda data: A.with_data(data) @ ones, A.data)[1](1 / scale)[0]
+        own = A.with_data(A.data * per_entry).astype(values)
+    return Scaled(own, scale.astype(vectors))
 
 
 def cast(M: Any, dtype: Any) -> Any:
     """A preconditioner with its arrays in a narrow type; a function is returned unchanged."""
-    if M is None or arguments.is_function(M):
+    if M is None or isinstance(M, Function | UserFunction):
         return M
-    wide = lambda a: hasattr(a, "dtype") and jnp.issubdtype(a.dtype, jnp.inexact)  # noqa: E731
-    to = lambda a: a.astype(dtype if jnp.iscomplexobj(a) else jnp.finfo(dtype).dtype) if wide(a) else a  # noqa: E731
-    return jax.tree.map(to, M)
+
+    def narrow(a: Any) -> Any:
+        if not jnp.issubdtype(a.dtype, jnp.inexact):
+            return a
+        return a.astype(dtype if jnp.iscomplexobj(a) else jnp.finfo(dtype).dtype)
+
+    return jax.tree.map(narrow, M)
 
 
 def _power_of_two(rows: Array) -> Array:

@@ -1,106 +1,25 @@
-"""The way from a public function into its compiled program, and a user's function as a traced program.
+"""The way from a public function into its compiled program.
 
-jit keeps the arrays that a function closed over at its first call. A `Function` is traced at each call instead, which
-costs about a millisecond. The same function with the same equations reuses the solver compiled for it.
-
-An `Entry` also makes explicit mesh axes auto ones, and arrays vary over the same axes inside a user's shard_map.
+An `Entry` traces users' functions, makes explicit mesh axes auto ones, and makes arrays vary over the same axes inside
+a user's shard_map.
 """
 
-import dataclasses
 import functools
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax import Array
-from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
+from jax.extend.core import Jaxpr
 from jax.sharding import PartitionSpec
 
-from jaxsparse_fmt._pytrees import pytree
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import Basis
+from jaxsparse_fmt.formats import memory
 from jaxsparse_fmt.kernels.backends import jax_versions
-from solvers.core import arguments, interrupts
+from solvers.core import interrupts
+from solvers.core.operators import Function, UserFunction, traced
 
 PROGRAMS = 64  # of which compiled solvers are kept; the least recently used is dropped
-
-
-@pytree
-@dataclasses.dataclass(frozen=True, eq=False)
-class Function:
-    """A function of one vector, traced: its program, and every array that it closed over as a leaf."""
-
-    consts: list[Any]
-    program: Jaxpr = dataclasses.field(metadata={"static": True})  # compared by identity
-    result: Any = dataclasses.field(metadata={"static": True})  # its tree
-
-    def __call__(self, v: Array) -> Any:
-        of_one: Any = self.program.invars[-1].aval
-        if v.ndim > of_one.ndim:
-            return jax.vmap(self, 1, 1)(v)  # columns
-        return jax.tree.unflatten(self.result, jaxpr_as_fun(ClosedJaxpr(self.program, self.consts))(v))
-
-
-def traced(f: Callable[[Any], Any], example: Any) -> Function:
-    """f traced anew. JAX caches traces by the identity of a function, hence the new lambda."""
-    closed, shape = jax.make_jaxpr(lambda v: f(v), return_shape=True)(example)
-    return Function(closed.consts, closed.jaxpr, jax.tree.structure(shape))
-
-
-_programs: weakref.WeakKeyDictionary[Any, dict[Any, Jaxpr]] = weakref.WeakKeyDictionary()  # by the user's function
-
-
-def _traced_by_user(f: Any, example: Any) -> Function:
-    """As `traced`, with the program that the same function had before if both have the same text and arrays inside."""
-    found, user = traced(f, example), getattr(f, "user", f)
-    spread = mesh_axes.varying_axes(*jax.tree.leaves(example)) | mesh_axes.untyped_axes()
-    if spread and (over := sorted(spread & _axes_of_collectives(found.program))):
-        raise ValueError(
-            f"inside shard_map a solve takes its inner products over one device's piece, and the function communicates "
-            f"over {over}, over which its vectors are spread, or may be without check_vma; call the solver outside, on "
-            "the sharded matrix"
-        )
-    avals = tuple(v.aval for v in (*found.program.constvars, *found.program.invars))
-    try:
-        known = _programs.setdefault(getattr(user, "__func__", user), {})
-    except TypeError:  # not hashable, or without weak references
-        return found
-    text = str(found.program), avals
-    # The text leaves out the arrays of a program inside, such as that of a jitted function.
-    if text not in known or _arrays_inside(known[text]) != _arrays_inside(found.program):
-        known[text] = found.program
-    return dataclasses.replace(found, program=known[text])
-
-
-def _inside(e: Any) -> list[Any]:
-    """The programs inside an equation."""
-    parts = jax.tree.leaves(list(e.params.values()), is_leaf=lambda p: hasattr(p, "eqns"))
-    return [part for part in parts if hasattr(part, "eqns")]
-
-
-def _arrays_inside(program: Jaxpr) -> list[int]:
-    """The identities of the arrays that the programs inside this one hold."""
-    inside = [part for e in program.eqns for part in _inside(e)]
-    found = [[*map(id, getattr(part, "consts", ())), *_arrays_inside(getattr(part, "jaxpr", part))] for part in inside]
-    return [number for of_one in found for number in of_one]
-
-
-def _axes_of_collectives(program: Jaxpr) -> set[Any]:
-    """The mesh axes over which a program, or one inside it, communicates."""
-    axes: set[Any] = set()
-    for e in program.eqns:
-        if e.primitive.name not in ("pvary", "pcast"):  # which only change types
-            names = e.params.get("axes", e.params.get("axis_name", ()))
-            axes |= {name for name in (names if isinstance(names, tuple) else (names,)) if isinstance(name, str)}
-        for part in _inside(e):
-            axes |= _axes_of_collectives(getattr(part, "jaxpr", part))
-    return axes
-
-
-def pytree_of(A: Any, example: Any) -> Any:
-    """A itself if it is a matrix, else the function A traced."""
-    return traced(A, example) if arguments.is_function(A) else A
 
 
 def compiled(f: Callable[..., Any], quick: bool) -> Callable[..., Any]:
@@ -146,7 +65,7 @@ class Entry:
 
         Args:
           body: (static, maps, basis, v, *others) -> result, for auto mesh axes; it works in the basis.
-          examples: (static, v) -> for each map that is a function, a vector like those that it takes.
+          examples: (static, v) -> for each map a vector like those that it takes, with which a function is traced.
           out: (static, v) -> how the result is sharded over explicit mesh axes, a prefix of PartitionSpecs.
         """
         self.body, self.examples, self.out = body, examples, out
@@ -157,35 +76,36 @@ class Entry:
 
         Args:
           static: hashable; the body is compiled for each.
-          maps: matrices, user's functions, or None.
+          maps: operators, or None.
           v: the vector of the problem, or None; programs take vectors that are sharded and vary like it.
           others: pytrees of arrays.
         """
-        quick = not jax_versions.is_traced_here() and arguments.memory.device(v, maps).platform == "cpu"
+        quick = not jax_versions.is_traced_here() and memory.device(v, maps).platform == "cpu"
         solve = self.quick if quick else self.plain
-        if any(map(arguments.is_function, maps)):
-            own = self._mapped(_traced_by_user, static, maps, v)
-            varied = mesh_axes.varying(v, (own, others))
+        if UserFunction in map(type, maps):
+            given, maps = maps, self._traced(static, maps, v)
+            varied = mesh_axes.varying(v, (maps, others))
             if varied is not v:
-                v, own = varied, self._mapped(_traced_by_user, static, maps, varied)
-            solve, maps = jit(self._on_any_axes, quick, *(f.program for f in own if isinstance(f, Function))), own
+                v, maps = varied, self._traced(static, given, varied)
+            solve = jit(self._on_any_axes, quick, *(f.program for f in maps if isinstance(f, Function)))
         return interrupts.run(solve, static, maps, basis, v, others)
 
-    def _mapped(self, make: Callable[[Any, Any], Any], static: Any, maps: tuple[Any, ...], v: Any) -> tuple[Any, ...]:
-        """The maps, with make(function, vector like those that it takes) in place of each function."""
-        if not any(map(arguments.is_function, maps)):
-            return maps
+    def _traced(self, static: Any, maps: tuple[Any, ...], v: Any) -> tuple[Any, ...]:
         examples = zip(maps, self.examples(static, v), strict=True)
-        return tuple(make(f, like) if arguments.is_function(f) else f for f, like in examples)
+        return tuple([None if a is None else a._traced(like) for a, like in examples])
 
     def _on_any_axes(self, static: Any, maps: tuple[Any, ...], basis: Basis, v: Any, others: tuple[Any, ...]) -> Any:
-        own = self._mapped(mesh_axes.outside, static, maps, v)
-        programs = tuple(a if arguments.is_function(a) else None for a in maps)
-        matrices = tuple(None if f else a for f, a in zip(programs, maps, strict=True))
+        if not mesh_axes.has_mesh(maps, basis, v, others):
+            return self.body(static, maps, basis, v, *others)
+        # Auto axes for all but users' functions, which run on the axes of their own arrays.
+        functions = {i: f for i, f in enumerate(maps) if isinstance(f, Function)}
+        matrices = tuple(None if i in functions else a for i, a in enumerate(maps))
+        outside = {i: mesh_axes.outside(f, self.examples(static, v)[i]) for i, f in functions.items()}
 
         def on_auto_axes(*operands: Any) -> Any:
-            matrices, basis, v, others = mesh_axes.varying(operands, programs)
-            inside = (f if a is None else a for f, a in zip(own, matrices, strict=True))
+            matrices, basis, v, others = mesh_axes.varying(operands, functions)
+            examples = self.examples(static, v)
+            inside = [traced(outside[i], examples[i]) if i in functions else a for i, a in enumerate(matrices)]
             return self.body(static, tuple(inside), basis, v, *others)
 
         # Under vmap the type of v does not name the axis of the batch, but all programs traced here must use one mesh.

@@ -14,7 +14,7 @@ from jax.core import Tracer
 
 from solvers.core import arguments
 from solvers.core.iterate import Options
-from solvers.core.scaling import Map
+from solvers.core.operators import UserFunction
 from solvers.core.stopping import Limits
 from solvers.solution import Solution
 
@@ -74,17 +74,17 @@ class Rough(Adjoint):
     """The adjoint of a solve inside a preconditioner. Its transpose is not checked, since M is itself approximate."""
 
 
-def as_preconditioner(M: Map) -> Map:
+def as_preconditioner(M: UserFunction) -> UserFunction:
     """M, inside which solves are `Rough`."""
 
     def applied(r: jax.Array) -> Any:
         token = _in_preconditioner.set(True)
         try:
-            return M(r)
+            return M.apply(r)
         finally:
             _in_preconditioner.reset(token)
 
-    return arguments.of_user(M, applied)
+    return dataclasses.replace(M, apply=applied)
 
 
 class Settings(TypedDict, total=False):
@@ -146,7 +146,7 @@ def solver(**changed: Any) -> Callable[[Callable[P, Result]], Callable[P, Result
 
 
 # The types of values that are checked only once: the checks cost 40 µs.
-PLAIN = (float, int, bool, type(None), Adjoint)
+PLAIN = {float, int, bool, type(None), Adjoint}
 
 
 def settled(settings: Any, given: Any, n: int, most: int, drop: float = 0.0) -> tuple[Options, Any, Limits]:
@@ -157,12 +157,11 @@ def settled(settings: Any, given: Any, n: int, most: int, drop: float = 0.0) -> 
       given: A and b; the solve runs where they lie.
       n, most: unknowns, and the iterations that a maxiter of None allows.
     """
-    values, M = [settings[k] for k in CHECKED], settings["M"]
-    arrays = 0 if arguments.is_function(M) else len(jax.tree.leaves(M))
+    values, arrays = [settings[k] for k in CHECKED], len(jax.tree.leaves(settings["M"]))
     steps = steps_per_check(n, arguments.memory.device(given).platform, arrays, drop > 0)
     context = steps, jax.dtypes.canonicalize_dtype(float), _in_preconditioner.get()
     # A number of norms is checked against the free memory each time.
-    is_plain = all(type(v) in PLAIN for v in (*values, drop)) and type(settings["history"]) is not int
+    is_plain = PLAIN.issuperset(map(type, (*values, drop))) and type(settings["history"]) is not int
     options, adjoint, limits = (_settled_once if is_plain else _settled)(context, most, drop, *values)
     if (budget := settings.get("budget")) is not None:
         limits = limits._replace(budget=np.asarray(budget, np.float32))

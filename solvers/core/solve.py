@@ -8,11 +8,12 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec
 
 from jaxsparse_fmt.core import mesh_axes
-from jaxsparse_fmt.core.basis import IDENTITY, Basis
-from solvers.core import arguments, precision, program, unrolled
+from jaxsparse_fmt.core.basis import IDENTITY, Basis, within
+from solvers.core import arguments, precision, unrolled
 from solvers.core.interrupts import calling
 from solvers.core.iterate import Method, System
-from solvers.core.linear_solve import Solve, product
+from solvers.core.linear_solve import Solve
+from solvers.core.operators import UserFunction, described, operator, preconditioner, promoted, result_dtype
 from solvers.core.precision import Narrow
 from solvers.core.program import Entry
 from solvers.core.settings import NUMBERS, Adjoint, as_preconditioner, settled
@@ -51,28 +52,27 @@ def solve(
     )
     if adjoint == "unrolled":
         adjoint = unrolled.steps(settings, narrow)
-    A = arguments.linear_map(A, n, "A")
+    A = operator(A, n, "A")
     inner = None if narrow is None else precision.given(A, inner, n)
     # An inner matrix that the user gave is in the user's order.
-    own, basis = arguments.in_basis(A) if inner is None else (A, IDENTITY)
+    A, basis = (A.in_basis, A.basis) if inner is None else (A, IDENTITY)
     if callback is not None and basis.devices > 1:
         raise ValueError(
             f"A lies on {basis.devices} devices, over which JAX calls nothing in order; pass progress=, or history=True"
         )
     basis.agree(lambda: {**vectors, **_program_of(method, narrow, settings)})
     b, x0 = basis.placed(b), basis.placed(x0)
-    dtype = arguments.result_dtype(own, b, "A")
-    # In 32 bits at least: the square of b's norm may exceed 16.
-    dtype = arguments.promoted(dtype, b.dtype, *(() if x0 is None else (x0.dtype,)), np.dtype(np.float32))
-    b, x0 = (None if a is None else arguments.cast(a, dtype) for a in (b, x0))
+    # At least 32 bits: ‖b‖² may overflow a 16-bit float.
+    dtype = promoted(result_dtype(A, b, "A"), b.dtype, b.dtype if x0 is None else x0.dtype, np.dtype(np.float32))
+    b, x0 = arguments.cast(b, dtype), None if x0 is None else arguments.cast(x0, dtype)
     if narrow is not None:
         options = options._replace(values=narrow.dtype, dtype=precision.inner_dtype(narrow.dtype, dtype))
-    own, inner, M = map(arguments.over_columns, (own, inner, arguments.preconditioner(M, b)))
+    M = preconditioner(M, b)
     # JAX differentiates unrolled steps through M, so that M's own solves must be as accurate as any other.
-    if isinstance(adjoint, Adjoint) and arguments.is_function(M):
+    if isinstance(adjoint, Adjoint) and isinstance(M, UserFunction):
         M = as_preconditioner(M)
     with calling(options):
-        sol = _solve(Solve(method, options, adjoint), (own, inner, M), basis, b, x0, limits)
+        sol = _solve(Solve(method, options, adjoint), (A, inner, M), basis, b, x0, limits)
     return sol if ravel is None else dataclasses.replace(sol, x=ravel.pytree(sol.x))
 
 
@@ -84,34 +84,24 @@ def _program_of(method: Method, narrow: Narrow | None, settings: Any) -> dict[st
     if isinstance(adjoint, Adjoint):
         adjoint = adjoint.rtol, adjoint.maxiter, adjoint.truncated
     calls = {name: settings[name] is not None for name in ("progress", "callback")}
-    own = {"method": words, "adjoint": adjoint, "narrow": narrow and (str(narrow.dtype), narrow.drop)}
-    return {name: settings[name] for name in NUMBERS} | calls | own | {"M": arguments.described(settings["M"])}
+    rest = {"method": words, "adjoint": adjoint, "narrow": narrow and (str(narrow.dtype), narrow.drop)}
+    return {name: settings[name] for name in NUMBERS} | calls | rest | {"M": described(settings["M"])}
 
 
 def _in_basis(plan: Solve, maps: tuple[Any, ...], basis: Basis, b: Array, x0: Any, limits: Limits) -> Solution:
-    options, (A, inner, M), dtype = plan.options, maps, b.dtype
+    options, (A, inner, M) = plan.options, maps
     b, start = basis.enter(b), None if x0 is None else basis.enter(x0)
+    if options.values is not None:
+        inner = precision.narrowed(A, options.values, options.dtype) if inner is None else inner
+        M = precision.cast(M, options.dtype)
+    M = None if M is None else within(M, basis)
+    system = System(A, M, b, start, lax.stop_gradient(limits), inner, basis)
     if isinstance(plan.adjoint, int):
-        system = System(product(A, dtype), arguments.entered(M, basis), b, start, limits)
         x, end = unrolled.run(outside(basis), plan.method, options, plan.adjoint, system)
     else:
-        narrow = mesh_axes.shaped_like(b, dtype if options.dtype is None else options.dtype)
-        if options.values is not None:
-            inner = precision.narrowed(A, options.values, options.dtype) if inner is None else inner
-            inner, M = program.pytree_of(inner, narrow), precision.cast(M, options.dtype)
-        M = _entered(M, basis, narrow)
-        x, end = plan(System(program.pytree_of(A, b), M, b, start, lax.stop_gradient(limits), inner, basis))
+        x, end = plan(system)
     norms = end.norms if options.history_length else None
     return Solution(basis.leave(x), end.code, end.k, end.norm, norms)
-
-
-def _entered(M: Any, basis: Any, like: Any) -> Any:
-    """M between vectors that have entered: itself where it can be applied piece by piece, else a function, traced."""
-    if basis.devices > 1 and hasattr(M, "entered"):
-        own = M.entered(basis)
-        if arguments.partition(own, basis.over.axis) is not None:
-            return own
-    return None if M is None else program.traced(arguments.entered(M, basis), like)
 
 
 def _examples(plan: Solve, b: Array) -> tuple[Any, Any, Any]:

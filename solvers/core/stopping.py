@@ -16,9 +16,9 @@ from solvers.core.space import Space
 from solvers.core.vectors import squares
 from solvers.solution import Status
 
-# Codes besides a Status: go on; start again from the true residual, without or with this step, or since the residual
-# has not fallen for long.
-RUNNING, RESTART, FULL, WAITING = -1, -2, -3, -4
+# Codes besides a Status: the method goes on; it must start again from the true residual, without or with this step; the
+# residual has not fallen for long; the recursion meets its goal, or maxiter is reached.
+RUNNING, RESTART, FULL, WAITING, ENDED = -1, -2, -3, -4, -5
 RETRY = 64  # above any Status
 BETTER = 0.9  # times the norm of the best x: a residual below it makes a better one
 PATIENCE = 200  # steps after which a residual that has not fallen is looked at, and after each doubling of them
@@ -226,11 +226,6 @@ class Rule(NamedTuple):
         """About the norm of the probe."""
         return (self.space.length_of(self.b) / 3) ** 0.5
 
-    def until_look(self, now: Now, best: Best) -> Array:
-        """Whether the method goes on until it is to be looked at: at a better x, or where it is `stuck`."""
-        is_better = False if self.method.least_squares else now.norm <= BETTER * best.norm
-        return now.active & ~(is_better | self.stuck(now, best))
-
     def stuck(self, now: Now | Loop, best: Best) -> Array:
         """Whether the residual blew up, or found no better x for many steps.
 
@@ -242,12 +237,14 @@ class Rule(NamedTuple):
             return is_late
         return has_blown_up(now, best) | is_late if self.method.keeps else has_blown_up(now, best)
 
-    def named(self, loop: Loop) -> Loop:
-        """The loop, which is over, with the reason as its code where that is not the method's."""
-        stuck = (loop.code == RUNNING) & self.stuck(loop, loop.best)
+    def until_look(self, now: Now, best: Best) -> Array:
+        """Whether no column that goes on is to be looked at: at a better x, or where it is `stuck`."""
+        stuck = self.stuck(now, best)
         if self.method.least_squares:
-            return loop
-        return loop._replace(code=jnp.where(stuck, _reason(loop), loop.code))
+            lives, is_due = now.active, stuck
+        else:
+            lives, is_due = now.active & ~stuck, now.norm <= BETTER * best.norm
+        return anyone(lives) & ~anyone(lives & is_due)
 
 
 def has_blown_up(now: Now | Loop, best: Best) -> Array:
@@ -255,23 +252,22 @@ def has_blown_up(now: Now | Loop, best: Best) -> Array:
     return now.norm > jnp.finfo(now.norm.dtype).eps ** -0.875 * best.norm
 
 
-def _reason(loop: Loop) -> Array:
-    return jnp.where(has_blown_up(loop, loop.best), jnp.int32(Status.DIVERGED), jnp.int32(WAITING))
-
-
 def looked(rule: Rule, loop: Loop, x: Array, now: Now) -> Loop:
-    """The loop at x with its best x."""
+    """The loop at x with its best x; where the method ends without a code of its own, the reason is the code."""
     best, size = loop.best, loop.norm
-    if not rule.method.least_squares:
-        return loop._replace(best=_where(size <= BETTER * best.norm, Best(x, size, loop.k), best))
-    seen = now.active & rule.stuck(loop, best)
-    # Not where the method has ended.
-    size = once_if(seen, lambda _, x: rule.space.norm(rule.b - rule.A(x)), size, x)
-    # A recursion that lies, or a residual that grows, which of a symmetric A it does by M alone.
-    ended = seen & ~(size <= 2 * jnp.minimum(loop.norm, best.norm))
-    code = jnp.where(ended, _reason(loop), loop.code)
-    best = _where(seen & (size < best.norm), Best(x, size, best.k), best)
-    return loop._replace(code=code, best=best._replace(k=jnp.where(seen, loop.k, best.k)))
+    if rule.method.least_squares:
+        seen = now.active & rule.stuck(loop, best)
+        size = once_if(seen, lambda _, x: rule.space.norm(rule.b - rule.A(x)), size, x)
+        # A recursion that lies, or a residual that grows, which of a symmetric A it does by M alone.
+        ends = seen & ~(size <= 2 * jnp.minimum(loop.norm, best.norm))
+        best = _where(seen & (size < best.norm), Best(x, size, best.k), best)
+        best = best._replace(k=jnp.where(seen, loop.k, best.k))
+    else:
+        best = _where(size <= BETTER * best.norm, Best(x, size, loop.k), best)
+        ends = rule.stuck(loop, best)
+    reason = jnp.where(has_blown_up(loop, best), jnp.int32(Status.DIVERGED), jnp.int32(WAITING))
+    code = jnp.where(ends, reason, jnp.where(now.active, jnp.int32(RUNNING), jnp.int32(ENDED)))
+    return loop._replace(best=best, code=jnp.where(loop.code == RUNNING, code, loop.code))
 
 
 def judged(rule: Rule, x: Array, p: Any, loop: Loop, outer: Outer) -> Outer:

@@ -12,6 +12,7 @@ from jax.core import Tracer
 
 from solvers.core import arguments
 from solvers.core.iterate import Method, Options, System, chosen
+from solvers.core.linear_solve import product
 from solvers.core.scaling import scaled
 from solvers.core.space import Space
 from solvers.core.stopping import FULL, RESTART, RUNNING, End, Now, status_of
@@ -35,7 +36,8 @@ def run(space: Space, method: Method, options: Options, steps: int, system: Syst
 
     The method starts again only where its own codes require that; the true residual is computed once, at the end.
     """
-    A, M, b, x0, limits, *_ = system
+    b, x0, limits = system.b, system.x0, system.limits
+    A, M = product(system.A, b.dtype), product(system.M, b.dtype)
     r, x = b, jnp.zeros_like(b)
     if x0 is not None:
         r, x = b - A(x0), x0

@@ -9,7 +9,9 @@ import scipy
 
 from jaxsparse_fmt._dtypes import check_keeps_imaginary, floating_dtype
 from jaxsparse_fmt._tracing import standard_promotion
+from jaxsparse_fmt.core.basis import Operator
 from solvers.core import arguments
+from solvers.core.operators import UserFunction, operator
 
 
 def square(A: Any, maker: str) -> int:
@@ -62,7 +64,7 @@ def renewing(M: Any, A: Any) -> None:
     check_keeps_imaginary(A.dtype, M.dtype)
 
 
-class Refreshed:
+class Refreshed(Operator):
     """A preconditioner that is made anew with its own settings, by `_anew`."""
 
     @standard_promotion
@@ -90,9 +92,9 @@ def renewed(M: Any, A: Any) -> Any:
 
 
 def storable(A: Any, n: int, name: str) -> Any:
-    """A as `arguments.linear_map` returns it. TypeError: A is a function."""
-    A = arguments.linear_map(A, n, name)
-    if arguments.is_function(A):
+    """A as an operator. TypeError: A is a function."""
+    A = operator(A, n, name)
+    if isinstance(A, UserFunction):
         raise TypeError(f"{name} must be a pytree with a shape and @, which a preconditioner can hold; got a function")
     return A
 

@@ -22,6 +22,7 @@ from jax.sharding import PartitionSpec
 from jaxsparse_fmt._pytrees import pytree
 from jaxsparse_fmt._types import Target
 from jaxsparse_fmt.core import mesh_axes
+from jaxsparse_fmt.core.basis import Operator
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.distributed.build import assemble
 from jaxsparse_fmt.distributed.common_format import Request, in_one_format
@@ -35,7 +36,7 @@ WHOLE = 50_000
 
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False)
-class Crossing:
+class Crossing(Operator):
     """R or P between the last level in pieces and vectors that are whole on every device.
 
     Attributes:

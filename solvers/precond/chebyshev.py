@@ -16,9 +16,10 @@ from jax.sharding import PartitionSpec
 
 from jaxsparse_fmt._pytrees import brief, exportable, pytree
 from jaxsparse_fmt._tracing import standard_promotion
-from jaxsparse_fmt.core.basis import IDENTITY, Basis
+from jaxsparse_fmt.core.basis import Basis, Reordered
 from solvers.core import arguments
 from solvers.core.diagonal import operand
+from solvers.core.operators import described
 from solvers.core.spectrum import chebyshev_step, spectrum
 from solvers.precond import _checks as checks
 
@@ -89,23 +90,22 @@ class Chebyshev(checks.Refreshed):
     def _anew(self, A: Any) -> "Chebyshev":
         return chebyshev(A, self.degree, None if self.estimated else self.bounds, checks.renewed(self.M, A))
 
-    def entered(self, basis: Basis) -> Any:
+    def _entered(self, basis: Basis) -> Any:
         """The same operator between vectors that have entered `basis`.
 
         Its products are those of `A.in_basis`. It permutes nothing where `basis` is A's own, the same array, and
         elsewhere at both ends of an application, however high the degree.
         """
-        A, own = arguments.in_basis(self.A)
-        if own.is_identity or not (self.M is None or hasattr(self.M, "entered")):
-            inside, own = self, IDENTITY
-        else:
-            inside = dataclasses.replace(self, A=A, M=None if self.M is None else self.M.entered(own))
-        return inside if own.same(basis) else lambda r: basis.enter(own.leave(inside @ own.enter(basis.leave(r))))
+        order = self.A.basis
+        M = None if self.M is None else self.M._entered(order)
+        if order.is_identity or (M is None and self.M is not None):
+            return self if basis.is_identity else None
+        inside = dataclasses.replace(self, A=self.A.in_basis, M=M)
+        return inside if order.same(basis) else Reordered(inside, basis, order)
 
     def _partition(self, axis: Any) -> Self | None:
-        """How the arrays lie for products with pieces of vectors inside shard_map over `axis`, once `entered`."""
         same = PartitionSpec()
-        A, M = (same if a is None else arguments.partition(a, axis) for a in (self.A, self.M))
+        A, M = (same if a is None else a._partition(axis) for a in (self.A, self.M))
         if A is None or M is None:
             return None
         return dataclasses.replace(self, A=A, M=M, bounds=same)
@@ -139,8 +139,8 @@ def chebyshev(A: Any, degree: int = 4, bounds: Any = None, M: Any = None) -> Che
     degree = arguments.int_at_least(degree, "degree", 0)
     A, M = checks.storable(A, n, "A"), None if M is None else checks.storable(M, n, "M")
     ends = None if bounds is None else arguments.positive_interval(bounds, "bounds")
-    in_words = {"degree": degree, "bounds": bounds, "M": arguments.described(M)}
-    arguments.in_basis(A)[1].agree(lambda: in_words)
+    in_words = {"degree": degree, "bounds": bounds, "M": described(M)}
+    A.basis.agree(lambda: in_words)
     if ends is not None:
         return Chebyshev(A, M, jnp.stack(ends), degree, estimated=False)
     bounds, smallest = _estimated(A, M)
@@ -153,7 +153,7 @@ def chebyshev(A: Any, degree: int = 4, bounds: Any = None, M: Any = None) -> Che
 
 
 def _applied(M: Any, r: Array) -> Array:
-    return r if M is None else arguments.apply(M, r).astype(r.dtype)
+    return r if M is None else (M @ r).astype(r.dtype)
 
 
 @jax.jit

@@ -27,10 +27,11 @@ from jaxsparse_fmt._dtypes import floating_dtype
 from jaxsparse_fmt._pytrees import brief, exportable, pytree
 from jaxsparse_fmt._tracing import concrete, standard_promotion
 from jaxsparse_fmt.convert import from_scipy
-from jaxsparse_fmt.core.basis import IDENTITY, Basis
+from jaxsparse_fmt.core.basis import IDENTITY, Basis, Operator, within
 from jaxsparse_fmt.kernels.cpu import aggregation
 from solvers.core import arguments
 from solvers.core.diagonal import operand
+from solvers.core.operators import described
 from solvers.core.space import outside
 from solvers.core.vectors import dot, matmul, ratio
 from solvers.precond import _checks as checks
@@ -80,15 +81,13 @@ class CoarseSpace(checks.Refreshed):
         slow = _times(self.W, matmul(self.coarse, _times(self.R, self.order.enter(r))))
         return self.M @ r + self.order.leave(slow)
 
-    def entered(self, basis: Basis) -> Any:
-        """The same operator between vectors that have entered `basis`; in the order of A it adds one sum to M's."""
-        if not basis.same(self.order) or not hasattr(self.M, "entered"):
-            return lambda r: basis.enter(self @ basis.leave(r))
-        return dataclasses.replace(self, M=self.M.entered(basis), order=IDENTITY)
+    def _entered(self, basis: Basis) -> Any:
+        M = self.M._entered(basis) if basis.same(self.order) else None
+        return None if M is None else dataclasses.replace(self, M=M, order=IDENTITY)
 
     def _partition(self, axis: Any) -> Self | None:
-        """How the arrays lie for products with pieces of vectors inside shard_map over `axis`, once `entered`."""
-        W, R, M = (arguments.partition(a, axis) for a in (self.W, self.R, self.M))
+        maps = self.W, self.R, self.M
+        W, R, M = (a._partition(axis) if isinstance(a, Operator) else None for a in maps)
         if None in (W, R, M) or not self.order.is_identity:
             return None
         same: Any = PartitionSpec()
@@ -158,7 +157,7 @@ def coarse_space(A: Any, W: Any, M: Any = None) -> CoarseSpace:
         from solvers.precond._sharded import crossings
 
         A._check_users_order("coarse space")
-        A._agree(W=given, M=arguments.described(M))
+        A._agree(W=given, M=described(M))
         W, R = crossings(A, S, dtype)
     M = jacobi(A) if M is None else M
     order = A.domain if many else IDENTITY
@@ -231,7 +230,7 @@ def _times(W: Any, x: Array) -> Array:
 def _coarse(A: Any, W: Any, R: Any, M: Any, order: Basis) -> Array:
     """θ·(Wᴴ·A·W)⁻¹, [m, m]; directions in which W·x, or A·W·x, is only rounding, have the inverse 0."""
     if not order.is_identity:
-        A, M = A.in_basis, arguments.entered(M, order)
+        A, M = A.in_basis, within(M, order)
     space, n, m, dtype = outside(order), A.shape[0], W.shape[1], R.dtype
     count = -(-m // TOGETHER)
 
@@ -243,7 +242,7 @@ def _coarse(A: Any, W: Any, R: Any, M: Any, order: Basis) -> Array:
     E = lax.map(block, TOGETHER * jnp.arange(count))  # [count, m, TOGETHER]
     E = jnp.moveaxis(E, 0, 1).reshape(m, -1)[:, :m]
     v = space.probe(jnp.zeros(n, dtype))
-    z = arguments.apply(M, v)
+    z = M @ v
     theta = ratio(dot(z, A @ z), dot(z, v))
     diagonal = jnp.abs(A.diagonal()) if hasattr(A, "diagonal") else ratio(dot(v, A @ v), dot(v, v))
     squares = jnp.abs(R) ** 2 if isinstance(R, jax.Array) else R._each(lambda a: jnp.abs(a) ** 2)

@@ -31,7 +31,7 @@ from jaxsparse_fmt._text import readable_bytes
 from jaxsparse_fmt._tracing import concrete, standard_promotion
 from jaxsparse_fmt.convert import from_scipy
 from jaxsparse_fmt.core import mesh_axes
-from jaxsparse_fmt.core.basis import IDENTITY, Basis
+from jaxsparse_fmt.core.basis import IDENTITY, Basis, Operator
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.distributed.entries import vector_to_host
 from solvers.core import arguments
@@ -51,7 +51,7 @@ LONG = 8  # times the mean: longer rows delay csr's product
 @exportable
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Multigrid:
+class Multigrid(Operator):
     """M ≈ A⁻¹, one cycle from zero: `M @ r`. Linear in r; equal shapes share programs.
 
     Attributes:
@@ -88,17 +88,14 @@ class Multigrid:
         levels, inverse = tuple(level.T for level in self.levels), self.coarse_inverse.T
         return dataclasses.replace(self, levels=levels, coarse_inverse=inverse)
 
-    def entered(self, basis: Basis) -> Any:
-        """The same operator between vectors that have entered `basis`; without exchanges if the cycle runs there."""
-        inside = dataclasses.replace(self, order=IDENTITY)
-        return inside if basis.same(self.order) else lambda r: basis.enter(self @ basis.leave(r))
+    def _entered(self, basis: Basis) -> Any:
+        return dataclasses.replace(self, order=IDENTITY) if basis.same(self.order) else None
 
     def _partition(self, axis: Any) -> Self | None:
-        """How the arrays lie for products with pieces of vectors inside shard_map over `axis`, once `entered`."""
         piece: Any = PartitionSpec(axis)
         same: Any = PartitionSpec()
         first = self.levels[: len(self.levels) - self.whole]
-        maps = [[arguments.partition(a, axis) for a in (level.A, level.R, level.P)] for level in first]
+        maps = [[a._partition(axis) for a in (level.A, level.R, level.P)] for level in first]
         if not maps or not self.order.is_identity or any(None in of for of in maps):
             return None
         levels: Any = *(Level(A, R, P, piece, same) for A, R, P in maps), *(same,) * self.whole

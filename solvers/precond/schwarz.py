@@ -87,13 +87,10 @@ class Schwarz(checks.Refreshed):
         r = r.astype(jnp.result_type(self.dtype, r.dtype))
         return jax.linear_transpose(apply, r)(r)[0] if self.is_transposed else apply(r)
 
-    def entered(self, basis: Basis) -> Any:
-        """The same operator between vectors that have entered `basis`; each device applies its own, if that is A's."""
-        inside = dataclasses.replace(self, order=IDENTITY)
-        return inside if basis.same(self.order) else lambda r: basis.enter(self @ basis.leave(r))
+    def _entered(self, basis: Basis) -> Any:
+        return dataclasses.replace(self, order=IDENTITY) if basis.same(self.order) else None
 
     def _partition(self, axis: Any) -> PartitionSpec | None:
-        """How the arrays lie for products with pieces of vectors inside shard_map over `axis`, once `entered`."""
         return PartitionSpec(axis) if self.order.is_identity and self.over.axis == axis else None
 
     def _anew(self, A: Any) -> "Schwarz":

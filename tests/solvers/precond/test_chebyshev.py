@@ -9,7 +9,7 @@ import scipy.sparse as sp
 from numpy.polynomial import chebyshev as reference
 
 import jaxsparse_fmt as jsf
-from solvers.core import arguments
+from jaxsparse_fmt.core.basis import within
 from solvers.precond.block_jacobi import block_jacobi
 from solvers.precond.chebyshev import chebyshev
 from solvers.precond.jacobi import jacobi
@@ -71,7 +71,7 @@ def test_iterations_fall_by_about_its_degree():
     assert iterations(S, chebyshev(P, 4)) < 0.3 * iterations(S, jacobi(P))
 
 
-inside = jax.jit(lambda M, basis, R: basis.leave(arguments.apply(M.entered(basis), basis.enter(R))))
+inside = jax.jit(lambda M, basis, R: basis.leave(within(M, basis) @ basis.enter(R)))
 
 
 @pytest.mark.parametrize("inner", [None, "jacobi", "block_jacobi"])

@@ -7,6 +7,7 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
+from jaxsparse_fmt.core.basis import within
 from solvers import Status, cg, gmres, precond
 from solvers.precond import _sharded
 from tests.distributed.problems import MESH
@@ -74,7 +75,7 @@ def test_the_operator_is_symmetric_and_the_same_in_the_users_order_and_inside():
     np.testing.assert_allclose(narrow @ b, M @ b, rtol=0, atol=1e-4 * np.abs(M @ b).max())
     x, y = np.random.default_rng(1).normal(size=(2, N))
     np.testing.assert_allclose(y @ (M @ x), x @ (M @ y), rtol=1e-10)
-    inner = M.entered(A.basis) @ A.basis.enter(jnp.asarray(x))
+    inner = within(M, A.basis) @ A.basis.enter(jnp.asarray(x))
     np.testing.assert_allclose(A.basis.leave(inner), M @ x, rtol=1e-10)
     assert solved(A, M).status == Status.CONVERGED and M.whole == 1
     assert f"multigrid {N}×{N}" in repr(M) and "sharded" in repr(M)

@@ -1,0 +1,258 @@
+"""What users pass as A and M, as an `Operator`: matrices, dense arrays, diagonals, functions, anything with `@`.
+
+jit keeps the arrays that a function closed over at its first call. So a function is traced at each call instead, which
+costs about a millisecond. The same function with the same equations reuses the solver compiled for it.
+"""
+
+import dataclasses
+import weakref
+from collections.abc import Callable
+from typing import Any, TypeGuard
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
+
+from jaxsparse_fmt._arguments import as_floating, owned
+from jaxsparse_fmt._pytrees import pytree
+from jaxsparse_fmt._text import nearest
+from jaxsparse_fmt.core import mesh_axes
+from jaxsparse_fmt.core.basis import Operator
+from solvers.core.diagonal import Diagonal
+from solvers.core.vectors import times
+
+# -------------------------------------------------------------------------------------------------------- arrays
+
+
+@pytree
+@dataclasses.dataclass(frozen=True, eq=False)
+class Wrapped(Operator):
+    """A dense array, or a user's pytree with a shape and `@`."""
+
+    A: Any
+
+    @property
+    def shape(self) -> Any:
+        return self.A.shape
+
+    @property
+    def dtype(self) -> Any:
+        return getattr(self.A, "dtype", None)
+
+    @property
+    def T(self) -> "Wrapped":
+        return Wrapped(self.A.T)
+
+    def __matmul__(self, x: Any) -> Array:
+        return times(self.A, x)
+
+    def diagonal(self) -> Array:
+        return self.A.diagonal()
+
+
+# ------------------------------------------------------------------------------------------------------- functions
+
+
+@pytree
+@dataclasses.dataclass(frozen=True, eq=False)
+class Function(Operator):
+    """A function of one vector, traced: its program, and every array that it closed over as a leaf."""
+
+    consts: list[Any]
+    program: Jaxpr = dataclasses.field(metadata={"static": True})  # compared by identity
+    result: Any = dataclasses.field(metadata={"static": True})  # its tree
+
+    def __matmul__(self, v: Array) -> Any:
+        of_one: Any = self.program.invars[-1].aval
+        if v.ndim > of_one.ndim:
+            return jax.vmap(self, 1, 1)(v)  # columns
+        return jax.tree.unflatten(self.result, jaxpr_as_fun(ClosedJaxpr(self.program, self.consts))(v))
+
+    __call__ = __matmul__
+
+
+def traced(f: Callable[[Any], Any], example: Any) -> Function:
+    """f traced anew. JAX caches traces by the identity of a function, hence the new lambda."""
+    closed, shape = jax.make_jaxpr(lambda v: f(v), return_shape=True)(example)
+    return Function(closed.consts, closed.jaxpr, jax.tree.structure(shape))
+
+
+_programs: weakref.WeakKeyDictionary[Any, dict[Any, Jaxpr]] = weakref.WeakKeyDictionary()  # by the user's function
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class UserFunction(Operator):
+    """A user's function before it is traced.
+
+    Attributes:
+      apply: v -> the function of v, for one vector.
+      user: the function by whose identity compiled programs are kept.
+    """
+
+    apply: Callable[[Any], Any]
+    user: Any
+
+    dtype = None  # known once it is traced
+
+    def __matmul__(self, v: Any) -> Any:
+        return self.apply(v) if v.ndim == 1 else jax.vmap(self.apply, 1, 1)(v)
+
+    def _traced(self, like: Any) -> Function:
+        """The function traced, with the program that it had before if both have the same text and arrays inside."""
+        found = traced(self.__matmul__, like)
+        spread = mesh_axes.varying_axes(*jax.tree.leaves(like)) | mesh_axes.untyped_axes()
+        if spread and (over := sorted(spread & _axes_of_collectives(found.program))):
+            raise ValueError(
+                "inside shard_map a solve takes its inner products over one device's piece, and the function "
+                f"communicates over {over}, over which its vectors are spread, or may be without check_vma; call the "
+                "solver outside, on the sharded matrix"
+            )
+        avals = tuple(v.aval for v in (*found.program.constvars, *found.program.invars))
+        try:
+            known = _programs.setdefault(getattr(self.user, "__func__", self.user), {})
+        except TypeError:  # not hashable, or without weak references
+            return found
+        text = str(found.program), avals
+        # The text leaves out the arrays of a program inside, such as that of a jitted function.
+        if text not in known or _arrays_inside(known[text]) != _arrays_inside(found.program):
+            known[text] = found.program
+        return dataclasses.replace(found, program=known[text])
+
+
+def _inside(e: Any) -> list[Any]:
+    """The programs inside an equation."""
+    parts = jax.tree.leaves(list(e.params.values()), is_leaf=lambda p: hasattr(p, "eqns"))
+    return [part for part in parts if hasattr(part, "eqns")]
+
+
+def _arrays_inside(program: Jaxpr) -> list[int]:
+    """The identities of the arrays that the programs inside this one hold."""
+    inside = [part for e in program.eqns for part in _inside(e)]
+    found = [[*map(id, getattr(part, "consts", ())), *_arrays_inside(getattr(part, "jaxpr", part))] for part in inside]
+    return [number for of_one in found for number in of_one]
+
+
+def _axes_of_collectives(program: Jaxpr) -> set[Any]:
+    """The mesh axes over which a program, or one inside it, communicates."""
+    axes: set[Any] = set()
+    for e in program.eqns:
+        if e.primitive.name not in ("pvary", "pcast"):  # which only change types
+            names = e.params.get("axes", e.params.get("axis_name", ()))
+            axes |= {name for name in (names if isinstance(names, tuple) else (names,)) if isinstance(name, str)}
+        for part in _inside(e):
+            axes |= _axes_of_collectives(getattr(part, "jaxpr", part))
+    return axes
+
+
+# --------------------------------------------------------------------------------------------------- users' operators
+
+
+def is_function(A: Any) -> TypeGuard[Callable[[Array], Array]]:
+    """Whether A is a user's function, and no matrix."""
+    return isinstance(A, UserFunction) or (callable(A) and not hasattr(A, "__matmul__"))
+
+
+def operator(A: Any, n: int, name: str) -> Operator:
+    """What a user passed as A, or as M, for vectors of n; an M of shape (n,) is a diagonal.
+
+    ValueError: not square, or not of b's size. TypeError: neither a function nor anything with a shape and `@`.
+    """
+    if isinstance(A, UserFunction):
+        return A
+    shape = getattr(A, "shape", None)
+    if shape is None:
+        if not callable(A):
+            got = repr(A) if isinstance(A, str) else type(A).__name__
+            cure = f"; {call_for(A)}" if isinstance(A, str) and name == "M" else ""
+            raise TypeError(f"{name} must be a matrix with a shape and @, or a function v -> {name}·v; got {got}{cure}")
+        return UserFunction(A, A)
+    if name == "M" and tuple(shape) == (n,):
+        return Diagonal(as_floating(A, "M"))
+    if tuple(shape) != (n, n):
+        hint = ""
+        if name == "M":
+            hint = f", or ({n},) for a diagonal"
+        elif tuple(shape) == (n,):
+            hint = f"; for a diagonal {name} pass lambda r: d * r"
+        elif name == "A" and len(shape) == 2 and shape[0] == n:
+            hint = "; lsmr takes a rectangular A"
+        if manual := jax.sharding.get_abstract_mesh().manual_axes:
+            hint += f"; inside shard_map over {manual} b is one device's piece: call the solver outside of shard_map"
+        raise ValueError(f"{name} has shape {tuple(shape)}; a system with b of length {n} needs ({n}, {n}){hint}")
+    return wrapped(A, name)
+
+
+def wrapped(A: Any, name: str) -> Operator:
+    """A matrix of any library but SciPy as an operator. TypeError: it is SciPy's."""
+    if isinstance(A, Operator):
+        return A
+    refuse_scipy(A, name)
+    if isinstance(A, np.ndarray):
+        A = owned(A)
+    is_opaque = jax.tree_util.all_leaves([A]) and not isinstance(A, jax.Array)
+    return UserFunction(lambda v: A @ v, A) if is_opaque else Wrapped(A)
+
+
+def preconditioner(M: Any, like: Any, cure: str = "make b complex") -> Operator | None:
+    """M as an operator on vectors like `like`; None unchanged.
+
+    TypeError, which advises `cure`: M·r is complex and `like` is not.
+    """
+    if M is None:
+        return None
+    M, complex_ = operator(M, like.shape[0], "M"), jnp.complexfloating
+    applied = result_dtype(M, like, "M")
+    if jnp.issubdtype(applied, complex_) and not jnp.issubdtype(like.dtype, complex_):
+        raise TypeError(f"M·r is {applied} in a system of {like.dtype}, which would drop its imaginary part; {cure}")
+    return M
+
+
+def result_dtype(A: Operator, v: Any, name: str) -> Any:
+    """The dtype of A·v. ValueError: A·v does not have v's shape."""
+    if (dtype := A.dtype) is not None:
+        return promoted(dtype, v.dtype)  # a trace of A·v would cost a millisecond
+    out = jax.eval_shape(lambda v: A @ (v if v.ndim == 1 else v[:, 0]), v)
+    if getattr(out, "shape", None) != v.shape[:1]:
+        raise ValueError(f"{name}·v must be a vector of shape {v.shape[:1]} like v; got {getattr(out, 'shape', out)}")
+    return out.dtype
+
+
+def promoted(*dtypes: Any) -> Any:
+    """As `jnp.result_type`, which costs 10 µs."""
+    found = dtypes[0]
+    for dtype in dtypes[1:]:
+        found = jnp.promote_types(found, dtype)
+    return jax.dtypes.canonicalize_dtype(found)
+
+
+def described(M: Any) -> tuple[Any, ...]:
+    """What of an operator decides a program, in words that are the same in all processes."""
+    return type(M).__name__, [(a.shape, str(a.dtype)) for a in jax.tree.leaves(M) if hasattr(a, "dtype")]
+
+
+def refuse_scipy(A: Any, name: str) -> None:
+    """Raises TypeError: A is an object of SciPy."""
+    if type(A).__module__.partition(".")[0] == "scipy":
+        raise TypeError(
+            f"{name} is SciPy's; convert a sparse matrix once with jaxsparse_fmt.from_scipy, and write a "
+            "LinearOperator as a function of jax.numpy"
+        )
+
+
+# The preconditioners by what other libraries call them.
+PRECONDITIONERS = {name: name for name in ("block_jacobi", "chebyshev", "ilu", "incomplete_lu", "jacobi", "multigrid")}
+PRECONDITIONERS |= dict.fromkeys(("diag", "diagonal", "pointjacobi"), "jacobi") | {"bjacobi": "block_jacobi"}
+PRECONDITIONERS |= dict.fromkeys(("amg", "gamg", "mg", "ml", "pyamg"), "multigrid")
+PRECONDITIONERS |= dict.fromkeys(("ic", "ic0", "icc", "ichol", "incomplete_cholesky"), "incomplete_cholesky")
+PRECONDITIONERS |= dict.fromkeys(("ilu0", "ilut", "spilu"), "ilu")
+
+
+def call_for(word: str) -> str:
+    """The call that makes the preconditioner that a user named by a word."""
+    if word == "auto":
+        return "take solve(A, b), which chooses one, or M=precond.jacobi(A)"
+    key = word.lower().replace("-", "_")
+    name = PRECONDITIONERS.get(key) or PRECONDITIONERS.get(nearest(key, PRECONDITIONERS), "jacobi")
+    return f"take M=precond.{name}(A), with precond of jaxsparse"
