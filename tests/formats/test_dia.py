@@ -116,9 +116,9 @@ def test_symmetric_complex_matrices_share_and_hermitian_ones_do_not(rng):
 
 
 @pytest.mark.parametrize("shape", [(99, 120), (120, 99), (3, 50), (50, 3), (1, 40), (40, 1)])
-@pytest.mark.parametrize("block", [7, statistics.BLOCK])
-def test_place_r_of_a_diagonal_is_the_entry_at_r_and_r_plus_its_offset(shape, block, monkeypatch):
-    monkeypatch.setattr(statistics, "BLOCK", block)  # rows that are stored at a time
+@pytest.mark.parametrize("piece", [7, statistics.PIECE])
+def test_place_r_of_a_diagonal_is_the_entry_at_r_and_r_plus_its_offset(shape, piece, monkeypatch):
+    monkeypatch.setattr(statistics, "PIECE", piece)  # entries that are stored at a time
     dense = np.resize(RAGGED.toarray(), shape)
     dense[0, -1] = dense[-1, 0] = 7  # the two outermost diagonals
     A = jsf.from_scipy(sp.csr_array(dense), "dia")
