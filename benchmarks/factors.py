@@ -1,16 +1,23 @@
 """Factors: direct solves with new values by each backend, beside SuperLU's two modes, and what determinants cost.
 
-    python -m benchmarks factors --json out.json     a minute or two on a CPU
+    python -m benchmarks factors --json out.json     five minutes on a CPU, one on a GPU
 
-CPU milliseconds, the least of several calls of one jitted function, each with values that it has not seen. "COLAMD" and
-"symmetric" are SciPy's `splu` with a solve, in its default mode and with MMD of A + Aᵀ, SymmetricMode and a threshold
-of 0.001. "sparsax" calls CHOLMOD alone. A gradient is that of `logdet` by all entries.
+Milliseconds, the least of several calls of one jitted function, each with values that it has not seen; of the processor
+on a CPU. "COLAMD" and "symmetric" are SciPy's `splu` with a solve, in its default mode and with MMD of A + Aᵀ,
+SymmetricMode and a threshold of 0.001; empty where the entries are predicted to take seconds, or x has a backward
+error above 1e-10. "sparsax" calls CHOLMOD alone, and "spineax" cuDSS. A gradient is that of `logdet` by all entries.
+"ratio" is that of `direct` to the better mode, or to the library alone. JAXSPARSE_MATRICES and JAXSPARSE_CASES name
+folders of files to read. On a GPU it measures cuDSS, and SuperLU where that takes less than a second.
 """
 
 import argparse
 import functools
 import importlib.util
+import math
+import os
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,13 +27,18 @@ import scipy.sparse as sp
 import scipy.sparse.linalg as spla
 
 import jaxsparse_fmt as jsf
-from benchmarks import report, timing
+from benchmarks import report
 from benchmarks.report import Row
 from solvers import direct, logdet
-from solvers.host import THRESHOLD
+from solvers.host import COLAMD, MMD, THRESHOLD, Host
 
-ROUNDS = 2
-SYMMETRIC = {"permc_spec": "MMD_AT_PLUS_A", "diag_pivot_thresh": THRESHOLD, "options": {"SymmetricMode": True}}
+SECONDS, CALLS = 0.2, 20  # of a measurement, at most, but for three calls
+LONG = 4e9  # multiplications, some 2 s
+LARGEST = 300_000  # entries of a file
+MODES: dict[str, tuple[str, dict[str, Any]]] = {
+    "COLAMD": (COLAMD, {}),
+    "symmetric": (MMD, {"permc_spec": MMD, "diag_pivot_thresh": THRESHOLD, "options": {"SymmetricMode": True}}),
+}
 
 
 def circuit(n: int) -> sp.csr_array:
@@ -40,12 +52,48 @@ def circuit(n: int) -> sp.csr_array:
 
 
 def milliseconds(f: Callable[[float], Any]) -> float:
+    """The least time of f(s) for several s, after one call to warm up."""
+    clock = time.process_time if jax.default_backend() == "cpu" else time.perf_counter
     jax.block_until_ready(f(1.0))
-    return 1e3 * min(timing.timed(lambda k=k: f(1.5 + k))[2] for k in range(ROUNDS))
+    times = []
+    while len(times) < 3 or (len(times) < CALLS and sum(times) < SECONDS):
+        scale = 1.5 + len(times) / CALLS
+        begin = clock()
+        jax.block_until_ready(f(scale))
+        times.append(clock() - begin)
+    return 1e3 * min(times)
 
 
-def solves(small: bool) -> Iterator[Row]:
-    n = 10 if small else 30
+def of_direct(S: sp.csr_array, b: np.ndarray, **options: Any) -> float:
+    A = jsf.from_scipy(S, "csr")
+    data = jnp.asarray(A.data)
+    return milliseconds(jax.jit(lambda s: direct(A.with_data(s * data), b, **options).x))
+
+
+def of_scipy(S: sp.csc_array, host: Host, b: np.ndarray, mode: str) -> float:
+    """NaN where this mode is left out."""
+    ordering, options = MODES[mode]
+    if host.cost(ordering)[1] > LONG:
+        return math.nan
+    try:
+        x = spla.splu(S, **options).solve(b)
+    except RuntimeError:  # singular
+        return math.nan
+    error = np.max(np.abs(b - S @ x)) / (np.max(np.abs(b)) + host.row_sums * np.max(np.abs(x)))
+    return milliseconds(lambda s: spla.splu(S * s, **options).solve(b)) if error < 1e-10 else math.nan
+
+
+def against_scipy(name: str, S: sp.csr_array) -> Row:
+    column = S.tocsc()
+    host, b = Host(column), np.ones(S.shape[0])
+    row: Row = {"problem": name, "n": S.shape[0], "symmetric A": str(host.symmetric)}
+    row |= {mode: of_scipy(column, host, b, mode) for mode in MODES}
+    row["superlu"] = of_direct(S, b, backend="superlu")
+    best = min((row[mode] for mode in MODES if not math.isnan(row[mode])), default=math.nan)
+    return row | {"ratio": row["superlu"] / best}
+
+
+def gallery(n: int) -> dict[str, sp.csr_array]:
     problems = {
         f"Poisson, {10 * n}²": jsf.gallery.poisson(10 * n, dim=2),
         f"Poisson, {n}³": jsf.gallery.poisson(n),
@@ -53,35 +101,90 @@ def solves(small: bool) -> Iterator[Row]:
         f"convection and diffusion, {n * 2 // 3}³": jsf.gallery.convection_diffusion(n * 2 // 3),
         "circuit": circuit(300 * n),
     }
+    return {name: sp.csr_array(S).astype(np.float64) for name, S in problems.items()}
+
+
+def solves(small: bool, compared: list[Row]) -> Iterator[Row]:
     has_sparsax = importlib.util.find_spec("sparsax") is not None
-    for name, S in problems.items():
-        S, b = sp.csr_array(S).astype(np.float64), np.ones(S.shape[0])
-        A, column = jsf.from_scipy(S, "csr"), S.tocsc()
-        data, definite = jnp.asarray(S.data), abs(S - S.T).max() == 0
-        row: Row = {"problem": name, "n": S.shape[0]}
-        row["COLAMD"] = milliseconds(lambda s, S=column, b=b: spla.splu(S * s).solve(b))
-        row["symmetric"] = milliseconds(lambda s, S=column, b=b: spla.splu(S * s, **SYMMETRIC).solve(b))
-        backends = {"superlu": True, "cholmod": has_sparsax and definite, "klu": has_sparsax and name == "circuit"}
-        for backend in (name for name, wanted in backends.items() if wanted):
-            solve = jax.jit(lambda d, A=A, b=b, backend=backend: direct(A.with_data(d), b, backend=backend).x)
-            row[backend] = milliseconds(lambda s, f=solve, d=data: f(s * d))
-        if "cholmod" in row:
+    for name, S in gallery(10 if small else 30).items():
+        row, b = against_scipy(name, S), np.ones(S.shape[0])
+        if has_sparsax and row["symmetric A"] == "True":
             import sparsax  # pyright: ignore[reportMissingImports]
 
-            solve = jax.jit(lambda d, A=A, b=b, f=sparsax.solve: f(A.row_ids, A.col_ids, d, b))
-            row["sparsax"] = milliseconds(lambda s, f=solve, d=data: f(s * d))
+            A, data = jsf.from_scipy(S, "csr"), jnp.asarray(S.data)
+            alone = jax.jit(lambda s, A=A, data=data, b=b, f=sparsax.solve: f(A.row_ids, A.col_ids, s * data, b))
+            row |= {"cholmod": of_direct(S, b, backend="cholmod"), "sparsax": milliseconds(alone)}
+        if has_sparsax and name == "circuit":
+            row["klu"] = of_direct(S, b, backend="klu")
+        compared.append(row)
         yield row
+
+
+def files(small: bool, compared: list[Row]) -> Iterator[Row]:
+    folders = [os.environ.get(name) for name in ("JAXSPARSE_MATRICES", "JAXSPARSE_CASES")]
+    paths = sorted((path for folder in folders if folder for path in Path(folder).glob("*.mtx*")), key=lambda p: p.name)
+    for path in paths[:3] if small else paths:
+        S = sp.csr_array(jsf.io.read_scipy(path))
+        if S.shape[0] != S.shape[1]:
+            continue
+        S = S.astype(np.result_type(S.dtype, np.float64))
+        host = Host(S)
+        if host.structurally_singular or S.nnz > LARGEST:
+            report.log(f"{path.name}: singular, or too large")
+            continue
+        row = against_scipy(path.name.partition(".")[0], S)
+        if not math.isnan(row["ratio"]):
+            compared.append(row)
+            yield row
+
+
+def ratios(compared: list[Row]) -> Iterator[Row]:
+    for symmetric in ("True", "False"):
+        found = np.array([row["ratio"] for row in compared if row["symmetric A"] == symmetric])
+        if len(found):
+            row: Row = {"symmetric A": symmetric, "matrices": len(found), "at most 1.15": int(np.sum(found <= 1.15))}
+            yield row | {"median": float(np.median(found)), "largest": float(np.max(found))}
 
 
 def determinants(small: bool) -> Iterator[Row]:
     for n in (20,) if small else (100, 300):
         S = sp.csr_array(jsf.gallery.poisson(n, dim=2) + 0.1 * sp.eye_array(n * n))
         A, data = jsf.from_scipy(S, "csr"), jnp.asarray(S.data)
-        f = jax.jit(lambda d, A=A: logdet(A.with_data(d)))
-        g = jax.jit(jax.grad(lambda d, A=A: logdet(A.with_data(d))))
-        value, gradient = (milliseconds(lambda s, f=f, d=data: f(s * d)) for f in (f, g))
-        yield {"problem": f"Poisson, {n}²", "n": n * n, "value": value, "gradient": gradient}
+        f = jax.jit(lambda s, A=A, data=data: logdet(A.with_data(s * data)))
+        g = jax.jit(jax.grad(lambda data, A=A: logdet(A.with_data(data))))
+        gradient = milliseconds(lambda s, g=g, data=data: g(s * data))
+        yield {"problem": f"Poisson, {n}²", "n": n * n, "value": milliseconds(f), "gradient": gradient}
+
+
+def by_cudss(small: bool) -> Iterator[Row]:
+    from spineax import cudss  # pyright: ignore[reportMissingImports]
+
+    problems = {"Poisson, 300²": jsf.gallery.poisson(300, dim=2), "elasticity, 30³ × 3": jsf.gallery.elasticity(30)}
+    if small:
+        problems = {"Poisson, 20²": jsf.gallery.poisson(20, dim=2)}
+    for name, S in problems.items():
+        S = sp.csr_array(S).astype(np.float64)
+        b, A = jnp.ones(S.shape[0]), jsf.from_scipy(S, "csr")
+        data, ptr, col = jnp.asarray(A.data), jnp.asarray(S.indptr, jnp.int32), jnp.asarray(S.indices, jnp.int32)
+
+        def alone(s: Any, data: Any = data, ptr: Any = ptr, col: Any = col, b: Any = b) -> Any:
+            token = cudss.analyze(s * data, ptr, col, mtype_id="symmetric", mview_id="full")
+            return cudss.solve(cudss.factorize(token, s * data), b)
+
+        row: Row = {"problem": name, "n": S.shape[0], "spineax": milliseconds(jax.jit(alone))}
+        row["cudss"] = of_direct(S, b, backend="cudss", symmetric=True)
+        row["cudss, LU"] = of_direct(S, b, backend="cudss") if Host(S).factor_work < LONG else math.nan
+        row["superlu"] = of_direct(S, b, backend="superlu") if name.startswith("Poisson") else math.nan
+        yield row | {"ratio": row["cudss"] / row["spineax"]}
 
 
 def sections(args: argparse.Namespace, header: dict[str, str]) -> report.Sections:
-    return {f.__name__: functools.partial(f, args.small) for f in (solves, determinants)}
+    if jax.default_backend() != "cpu":
+        return {"cudss": functools.partial(by_cudss, args.small)}
+    compared: list[Row] = []
+    return {
+        "solves": functools.partial(solves, args.small, compared),
+        "files": functools.partial(files, args.small, compared),
+        "ratios": functools.partial(ratios, compared),
+        "determinants": functools.partial(determinants, args.small),
+    }
