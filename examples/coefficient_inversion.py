@@ -96,12 +96,12 @@ def main():
 
         slope = value_and_grad(np.zeros(N * N), observed)[1]
         shown = {
-            "true field: log k": truth,
-            "recovered from the dots": result.x,
+            "true log k": truth,
+            "from the dots": result.x,
+            "−gradient at first": -slope / np.abs(slope).max(),
         }
-        shown["minus the gradient, at the start"] = -slope / np.abs(slope).max()
         figure, axes = pyplot.subplots(
-            1, 3, figsize=(10, 3.5), layout="constrained"
+            1, 3, figsize=(7.2, 2.6), layout="constrained"
         )
         for ax, (title, field) in zip(axes, shown.items(), strict=True):
             image = ax.imshow(
