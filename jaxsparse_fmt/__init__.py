@@ -61,20 +61,8 @@ __all__ = ["BIELL", "BIJAD", "BSR", "COO", "CSC", "CSR", "CSR5", "DIA", "ELL", "
 __all__ += ["HLL", "HYB", "JDS", "PELLR", "PJDS", "SELL"]
 __all__ += ["Basis", "Choice", "Paired", "SparseMatrix", "Transposed", "spmv"]
 __all__ += ["from_bcoo", "from_bcsr", "from_coo", "from_cupy", "from_dense", "from_scipy", "load", "order", "read_mtx"]
-__all__ += [
-    "assembly",
-    "block",
-    "constrain",
-    "diags",
-    "eye",
-    "hstack",
-    "kron",
-    "plan",
-    "prune",
-    "tril",
-    "triu",
-    "vstack",
-]
+__all__ += ["assembly", "block", "constrain", "diags", "eye", "hstack", "kron", "plan"]
+__all__ += ["prune", "tril", "triu", "vstack"]
 __all__ += ["to_bcoo", "to_bcsr", "to_cupy"]
 __all__ += ["BACKENDS", "choose", "gallery", "io", "plot", "save", "use_backend"]
 __all__ += ["ShardedMatrix", "boxes", "shard", "shard_from_rows"]

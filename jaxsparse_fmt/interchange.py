@@ -1,6 +1,5 @@
 """Conversion to and from matrices of `jax.experimental.sparse`, outside jit and inside, and of CuPy on the device."""
 
-import contextlib
 import functools
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -8,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
 from jaxsparse_fmt import convert
 from jaxsparse_fmt._arguments import of_jax_sparse
 from jaxsparse_fmt._dtypes import index_dtype
-from jaxsparse_fmt._tracing import concrete, is_on_cpu
+from jaxsparse_fmt._tracing import concrete, is_on_cpu, is_traced
 from jaxsparse_fmt._types import Array, CsrArrays
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.kernels.layout.address import row_pointers
@@ -50,13 +48,13 @@ def from_bcoo(B: Any, format: str = "auto", dtype: Any = None, **options: Any) -
             "jax.vmap(lambda d: A.with_data(d) @ x)(D)"
         )
     is_bcsr, data = name == "BCSR", B.data
-    if any(isinstance(a, Tracer) for a in (B.indices, *((B.indptr,) if is_bcsr else ()))):
+    if is_traced(B.indices, B.indptr if is_bcsr else None):
         raise ValueError(
             f"the indices of this {name} are traced, so the sizes of a matrix are unknown. Make its indices outside "
             "jit, as JAX arrays (NumPy's become traced), and let the jitted function close over them; or make the "
             "matrix outside jit and pass that: its data may be replaced inside by A.with_data"
         )
-    if not isinstance(data, Tracer):
+    if not is_traced(data):
         if B.indices_sorted and B.unique_indices and not is_on_cpu(data):
             with concrete():
                 return _on_device(_without_padding(B), format, dtype, **options)
@@ -95,7 +93,7 @@ def to_bcoo(A: SparseMatrix) -> "BCOO":
     from jax.experimental.sparse import BCOO
 
     rows, cols = _ids(A, "to_bcoo")
-    with _at_once(rows):
+    with concrete(rows):
         indices = jnp.stack([rows, cols], 1)
     return BCOO((A.data, indices), shape=A.shape, indices_sorted=_sorted(rows, cols), unique_indices=True)
 
@@ -110,7 +108,7 @@ def to_bcsr(A: SparseMatrix) -> "BCSR":
     from jax.experimental.sparse import BCSR
 
     rows, cols = _ids(A, "to_bcsr")
-    with _at_once(rows):
+    with concrete(rows):
         indptr = row_pointers(rows, A.shape[0])
     return BCSR((A.data, cols, indptr), shape=A.shape, indices_sorted=_sorted(rows, cols), unique_indices=True)
 
@@ -198,8 +196,8 @@ def _rows_and_columns(B: Any) -> tuple[Array, Array, Array, Array]:
 @functools.partial(jax.jit, static_argnums=0)
 def _taken(count: int, live: Array, *arrays: Array) -> list[Array]:
     """The `count` numbers of each array that are `live`."""
-    (at,) = jnp.nonzero(live, size=count)
-    return [a[at] for a in arrays]
+    (index,) = jnp.nonzero(live, size=count)
+    return [a[index] for a in arrays]
 
 
 @functools.partial(jax.jit, static_argnums=2)
@@ -223,14 +221,9 @@ def _ids(A: Any, name: str) -> tuple[Array, Array]:
     return A.row_ids, A.col_ids
 
 
-def _at_once(rows: Array) -> contextlib.AbstractContextManager[Any]:
-    """A context for computing from `rows`; if these are not traced, the results are constants inside jit."""
-    return contextlib.nullcontext() if isinstance(rows, Tracer) else concrete()
-
-
 def _sorted(rows: Array, cols: Array) -> bool:
     """Whether the columns of each row are known to rise: those of `A.in_basis` may not."""
-    if isinstance(rows, Tracer):
+    if is_traced(rows):
         return False
     with concrete():
         return bool(jnp.all((rows[1:] != rows[:-1]) | (cols[1:] > cols[:-1])))

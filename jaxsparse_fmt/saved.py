@@ -8,10 +8,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-import jax
-from jax.core import Tracer
-
 from jaxsparse_fmt._dtypes import requested_dtype
+from jaxsparse_fmt._tracing import is_traced
 from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.convert import checked
 from jaxsparse_fmt.core.matrix import FORMATS, SparseMatrix, build
@@ -42,10 +40,10 @@ def save(path: str | os.PathLike[str], A: SparseMatrix) -> None:
             f"save takes a matrix of this library on one device, got {type(A).__name__}; A.to_scipy() makes a "
             "SciPy matrix of a sharded one, and A.T.asformat('csr') a matrix of a transpose"
         )
-    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(A)):
+    if is_traced(A):
         raise ValueError("save needs the numbers of the matrix, which are traced here; call it outside jit")
-    pair = (A.own, A.across) if isinstance(A, Paired) else (A,)
-    storage = [{"format": B.name, "layout": B.layout} for B in pair]
+    stored = (A.own, A.across) if isinstance(A, Paired) else (A,)
+    storage = [{"format": B.name, "layout": B.layout} for B in stored]
     write_csr(Path(path), A.to_scipy(), A.dtype, backend=A.backend, storage=storage)
 
 
@@ -93,7 +91,8 @@ def _storage(path: Path, header: dict[str, Any]) -> list[dict[str, Any]]:
     if not (isinstance(storage, list) and len(storage) in (1, 2) and isinstance(header.get("backend"), str)):
         raise broken(path, f"storage {storage!r} is not a list of one or two formats, or the backend no word")
     for one in storage:
-        name, layout = (one.get("format"), one.get("layout")) if isinstance(one, dict) else (None, None)
+        one = one if isinstance(one, dict) else {}
+        name, layout = one.get("format"), one.get("layout")
         if not isinstance(name, str) or name not in FORMATS:
             raise ValueError(f"{path}: format {name!r} is unknown here; update jaxsparse, or save in another format")
         if not isinstance(layout, dict) or not set(layout) <= set(FORMATS[name].layout_options):

@@ -9,11 +9,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.core import Tracer
 
 from jaxsparse_fmt._arguments import as_floating, whole_number
 from jaxsparse_fmt._pytrees import pytree
-from jaxsparse_fmt._tracing import concrete
+from jaxsparse_fmt._tracing import concrete, is_traced
 from jaxsparse_fmt._types import Array, Csr
 from jaxsparse_fmt.algebra import on_device, patterns, plans
 from jaxsparse_fmt.core.entry_index import take
@@ -87,18 +86,20 @@ def assembly(
 
 
 def coordinates(row: Any, col: Any, shape: Any) -> tuple[Any, Any, tuple[int, int]]:
-    """Checked indices in int32, on the accelerator where they lie or JAX puts new arrays, else on the host; the shape.
+    """Checked indices in int32, and the shape.
+
+    The indices are on the accelerator that holds them or that JAX puts new arrays on, else on the host.
 
     Raises: as `assembly`.
     """
-    if any(isinstance(a, Tracer) for a in (row, col)):
+    if is_traced(row, col):
         raise ValueError(
             "assembly needs the indices themselves, which are traced here; call it outside jit, and call the "
             "pattern that it returns inside, with traced values"
         )
     row, col = (a if isinstance(a, jax.Array) else np.asarray(a) for a in (row, col))
-    lie_there = on_device.lies(row.size, row, col)
-    row, col = (a if lie_there else np.asarray(a) for a in (row, col))
+    is_on_device = on_device.lies(row.size, row, col)
+    row, col = (a if is_on_device else np.asarray(a) for a in (row, col))
     if row.shape != col.shape:
         raise ValueError(f"row and col must have one shape, got {row.shape} and {col.shape}")
     shape = _shape(shape)
@@ -110,7 +111,7 @@ def coordinates(row: Any, col: Any, shape: Any) -> tuple[Any, Any, tuple[int, in
     for name, index, n in (("row", row, shape[0]), ("col", col, shape[1])):
         building.check_range(name, index, n)
     row, col = (a.astype(np.int32) for a in (row, col))
-    if not (lie_there or on_device.few(row.size) or building.puts_on_cpu()):
+    if not (is_on_device or on_device.few(row.size) or building.puts_on_cpu()):
         row, col = map(jax.device_put, (row, col))
     return row, col, shape
 

@@ -5,10 +5,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jax.core import Tracer
 
 from jaxsparse_fmt._arguments import as_floating
-from jaxsparse_fmt._tracing import standard_promotion
+from jaxsparse_fmt._tracing import is_traced, standard_promotion
 from jaxsparse_fmt.algebra import patterns
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.core.transposed import Transposed
@@ -21,8 +20,8 @@ def constrain(A: Any, b: Any, fixed: Any, values: Any = 0.0) -> tuple[Any, Array
         A, b = js.constrain(A, b, boundary, values)
         x = cg(A, b).x                              # x[boundary] is values, as far as cg solves
 
-    Rows and columns of `fixed` become zero but for their diagonals, which keep A's numbers (1 where A has zero), and b
-    loses A[:, fixed]·values. The result is differentiable by A's values, b and `values`. `prune` removes the zeros.
+    Rows and columns of `fixed` become zero except on the diagonal, which keeps A's entries (1 for a zero), and b loses
+    A[:, fixed]·values. The result is differentiable by A's values, b and `values`. `prune` removes the zeros.
 
     Args:
       A: a square matrix, sharded or not, that stores the diagonal entry of each fixed row.
@@ -33,7 +32,7 @@ def constrain(A: Any, b: Any, fixed: Any, values: Any = 0.0) -> tuple[Any, Array
 
     Raises:
       TypeError: A is no matrix of this library, or `fixed` is traced. ValueError: A is not square, a shape or an index
-        is wrong, or a fixed row stores no diagonal entry (where A's pattern is not traced).
+        is wrong, or a fixed row stores no diagonal entry (if A's pattern is not traced).
 
     Examples:
       >>> C, c = js.constrain(A, b, [0, 15], 2.0)
@@ -44,7 +43,8 @@ def constrain(A: Any, b: Any, fixed: Any, values: Any = 0.0) -> tuple[Any, Array
     _check(A)
     n = A.shape[0]
     index = _indices(fixed, n)
-    b, values = as_floating(b, "b", A.dtype), as_floating(values, "values", A.dtype)
+    b = as_floating(b, "b", A.dtype)
+    values = as_floating(values, "values", A.dtype)
     if b.ndim not in (1, 2) or b.shape[0] != n:
         raise ValueError(f"constrain takes b of shape ({n},) or ({n}, k); got {b.shape}")
     if values.shape not in ((), index.shape, (*index.shape, *b.shape[1:])):
@@ -83,7 +83,7 @@ def _check(A: Any) -> None:
 
 def _indices(fixed: Any, n: int) -> np.ndarray:
     """[m] distinct indices."""
-    if isinstance(fixed, Tracer):
+    if is_traced(fixed):
         raise TypeError(
             "constrain needs to know which unknowns are fixed, and `fixed` is traced here; make it with NumPy"
         )
@@ -103,7 +103,7 @@ def _indices(fixed: Any, n: int) -> np.ndarray:
 
 
 def _check_diagonal(row: Any, col: Any, is_fixed: np.ndarray) -> None:
-    if isinstance(row, Tracer) or isinstance(col, Tracer):
+    if is_traced(row, col):
         return
     row, col = np.asarray(row), np.asarray(col)
     lacking = is_fixed.copy()

@@ -1,4 +1,4 @@
-"""Patterns of results, found on the accelerator where the operands lie: `patterns.py` calls it for arrays there.
+"""Patterns of results, found on the accelerator that holds the operands; `patterns.py` calls these functions.
 
 Row and column make one key, which one radix sort brings into canonical order; two patterns in that order are merged by
 searching the rows of one for the entries of the other. Each operation runs a program before the size of its result is
@@ -13,18 +13,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.core import Tracer
 
 from jaxsparse_fmt._dtypes import index_dtype
 from jaxsparse_fmt._text import readable_bytes
-from jaxsparse_fmt._tracing import is_on_cpu
+from jaxsparse_fmt._tracing import is_concrete, is_on_cpu, is_traced
 from jaxsparse_fmt._types import Array, Csr, CsrArrays
 from jaxsparse_fmt.core.faces import Absent
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.merging import prefix_length
 from jaxsparse_fmt.kernels.layout.address import expand_ptr, row_pointers, take
 
-SORTED = 40  # bytes that sorting or merging takes for each coordinate
+SORTED = 40  # bytes that sorting or merging takes per coordinate
 
 
 def few(entries: int) -> bool:
@@ -32,13 +31,13 @@ def few(entries: int) -> bool:
 
 
 def lies(entries: int, *arrays: Any) -> bool:
-    """Whether the pattern of an operation on so many entries is found here: its arrays lie on one accelerator."""
+    """Whether the pattern of an operation on `entries` entries is found here: its arrays lie on one accelerator."""
     return not few(entries) and all(map(on_accelerator, arrays))
 
 
 def on_accelerator(a: Any) -> bool:
     """Whether an array lies on one accelerator."""
-    return not isinstance(a, Tracer) and not is_on_cpu(a) and len(a.devices()) == 1
+    return not is_traced(a) and not is_on_cpu(a) and len(a.devices()) == 1
 
 
 def pattern(indices: Array, indptr: Array, shape: tuple[int, int]) -> CsrArrays:
@@ -49,8 +48,7 @@ def pattern(indices: Array, indptr: Array, shape: tuple[int, int]) -> CsrArrays:
 
 def pattern_of(A: Any) -> CsrArrays:
     """A's pattern in canonical order."""
-    is_known = lambda v: isinstance(v, jax.Array) and not isinstance(v, Tracer)  # noqa: E731
-    S = A._each(lambda v: v if is_known(v) else jnp.zeros(v.shape, bool)).csr_arrays()
+    S = A._each(lambda v: v if is_concrete(v) else jnp.zeros(v.shape, bool)).csr_arrays()
     return pattern(S.indices, S.indptr, S.shape)
 
 
@@ -65,16 +63,17 @@ def grouped(row: Array, col: Array, shape: tuple[int, int]) -> tuple[Csr, Array,
 def united(a: Csr, b: Csr, shared: bool) -> tuple[Csr, Array, Array]:
     """As `patterns.united`."""
     check_list(a.nnz + b.nnz, "entries of both")
-    at, before, n = _met(a, b)
+    position, before, n = _met(a, b)
     if shared:
         S, left = _masked(a, before[1:] > before[:-1], int(n))
-        return S, left, take(at, left)
-    return _merged(a, b, at, before, a.nnz + b.nnz - int(n))
+        return S, left, take(position, left)
+    return _merged(a, b, position, before, a.nnz + b.nnz - int(n))
 
 
 def listed(a: Csr, b: Csr) -> tuple[Csr, Array, Array, Array]:
     """As `patterns.listed`."""
-    products, shape = _checked(a, b), (a.shape[0], b.shape[1])
+    products = _count_products(a, b)
+    shape = a.shape[0], b.shape[1]
     with _wide(shape):
         key, left, right, n = _listed(a, b, products)
         return *_first_of_each(key, shape, int(n)), left, right
@@ -82,13 +81,14 @@ def listed(a: Csr, b: Csr) -> tuple[Csr, Array, Array, Array]:
 
 def multiplied(a: Csr, b: Csr) -> tuple[Csr, Array, Array, Array]:
     """The pattern of a·b and, as in `listed`, the first product of each entry; zeros and the products [products]."""
-    products, shape = _checked(a, b), (a.shape[0], b.shape[1])
+    products = _count_products(a, b)
+    shape = a.shape[0], b.shape[1]
     with _wide(shape):
         key, terms, n, zeros = _multiplied(a, b, products)
         return *_first_of_each(key, shape, int(n)), zeros, terms
 
 
-def _checked(a: Csr, b: Csr) -> int:
+def _count_products(a: Csr, b: Csr) -> int:
     """The number of products of two entries. TooLarge, ValueError: more than the memory or int32 holds."""
     with jax.enable_x64(True):
         products = int(_n_products(a, b))
@@ -97,7 +97,7 @@ def _checked(a: Csr, b: Csr) -> int:
 
 
 def masked(S: Csr, mask: Array) -> tuple[Csr, Array]:
-    """The pattern of the entries where `mask`, and their numbers."""
+    """The pattern of the entries that `mask` selects, and their numbers."""
     return _masked(S, mask, int(jnp.sum(mask, dtype=np.int32)))
 
 
@@ -105,7 +105,7 @@ def masked(S: Csr, mask: Array) -> tuple[Csr, Array]:
 
 
 def check_list(n: int, what: str) -> None:
-    """Refuses a list that the memory cannot hold, or that numbers of 32 bits do not count."""
+    """Refuses a list that the memory cannot hold, or whose length exceeds 32 bits."""
     takes = f"the list of the {n} {what} would take {readable_bytes(SORTED * n)}"
     building.check_free(SORTED * n, takes, "take some of the rows at a time")
     building.check_bound(what, n)
@@ -118,42 +118,42 @@ def _bits(shape: tuple[int, int]) -> tuple[int, int]:
 
 def _wide(shape: tuple[int, int]) -> contextlib.AbstractContextManager[Any]:
     """The context in which JAX holds the keys of a matrix of this shape."""
-    return jax.enable_x64(True) if _kind(shape) is np.uint64 else contextlib.nullcontext()
+    return jax.enable_x64(True) if _key_dtype(shape) is np.uint64 else contextlib.nullcontext()
 
 
-def _kind(shape: tuple[int, int]) -> Any:
-    """The dtype of a key, without a sign: a sort of such keys beside int32 numbers XLA leaves to CUB."""
+def _key_dtype(shape: tuple[int, int]) -> Any:
+    """An unsigned dtype: XLA leaves a sort of such keys with int32 numbers to CUB."""
     return np.uint32 if sum(_bits(shape)) <= 32 else np.uint64
 
 
 def sorted_keys(
-    row: Array, col: Array, shape: tuple[int, int], beside: Array | None = None
+    row: Array, col: Array, shape: tuple[int, int], values: Array | None = None
 ) -> tuple[Array, Array, Array]:
-    """Keys in rising order, what stands `beside` them in that order, and how many keys differ from those before.
+    """Keys in rising order, the `values` in that order, and the number of distinct keys.
 
     Args:
-      beside: None: their numbers.
+      values: [k], those of the keys; None: 0 to k - 1.
     """
-    kind = _kind(shape)
-    key = (row.astype(kind) << kind(_bits(shape)[1])) | col.astype(kind)
-    if beside is None or beside.dtype.itemsize > 8:  # more than CUB moves
+    dtype = _key_dtype(shape)
+    key = (row.astype(dtype) << dtype(_bits(shape)[1])) | col.astype(dtype)
+    if values is None or values.dtype.itemsize > 8:  # more than CUB moves
         key, order = lax.sort((key, lax.iota(np.int32, key.shape[0])), num_keys=1)
-        moved = order if beside is None else take(beside, order)
+        in_order = order if values is None else take(values, order)
     else:
-        key, moved = lax.sort((key, beside), num_keys=1)
-    return key, moved, jnp.sum(flags(key), dtype=np.int32)
+        key, in_order = lax.sort((key, values), num_keys=1)
+    return key, in_order, jnp.sum(flags(key), dtype=np.int32)
 
 
 def flags(key: Array) -> Array:
-    """Which keys differ from those before."""
+    """Which of the sorted keys differ from the one before."""
     return jnp.concatenate([jnp.ones(key[:1].shape, bool), key[1:] != key[:-1]])
 
 
 def _places(flags: Array, n: int) -> Array:
     """The places of the n flags that are set."""
     number = jnp.cumsum(flags, dtype=np.int32) - 1
-    at = jnp.zeros(n, np.int32).at[jnp.where(flags, number, n)]
-    return at.set(lax.iota(np.int32, flags.shape[0]), mode="drop", unique_indices=True)
+    place = lax.iota(np.int32, flags.shape[0])
+    return jnp.zeros(n, np.int32).at[jnp.where(flags, number, n)].set(place, mode="drop", unique_indices=True)
 
 
 def coordinates(key: Array, shape: tuple[int, int]) -> tuple[Array, Array]:
@@ -167,19 +167,19 @@ _ordered = jax.jit(sorted_keys, static_argnums=2)
 
 @jax.jit
 def _met(a: Csr, b: Csr) -> tuple[Array, Array, Array]:
-    """Where each entry of a would stand among b's; how many before it b has too, [a.nnz + 1]; how many in all."""
+    """Where each entry of a would stand among b's; how many of those before it b has too, [a.nnz + 1]; and of all."""
     row, cols = building.entries(a)[0], jnp.append(b.indices, b.shape[1])
     first, count = take(b.indptr, row), take(jnp.diff(b.indptr), row)
-    at = prefix_length(jnp, lambda i: take(cols, first + i) < a.indices, count, b.shape[1])
-    has = (at < count) & (take(cols, first + at) == a.indices)
+    rank = prefix_length(jnp, lambda i: take(cols, first + i) < a.indices, count, b.shape[1])
+    has = (rank < count) & (take(cols, first + rank) == a.indices)
     before = building.starts(jnp, has, np.int32)
-    return first + at, before, before[-1]
+    return first + rank, before, before[-1]
 
 
 @functools.partial(jax.jit, static_argnums=4)
-def _merged(a: Csr, b: Csr, at: Array, before: Array, n: int) -> tuple[CsrArrays, Array, Array]:
-    """The n entries of a or b, from what `_met` returns: where those of a stand tells what all the others are."""
-    place = lax.iota(np.int32, a.nnz) + at - before[:-1]
+def _merged(a: Csr, b: Csr, position: Array, before: Array, n: int) -> tuple[CsrArrays, Array, Array]:
+    """The n entries of a or b, from what `_met` returns: all but those of a are entries of b alone, in their order."""
+    place = lax.iota(np.int32, a.nnz) + position - before[:-1]
     of_a = jnp.zeros(n, bool).at[place].set(True, unique_indices=True)
     reached = building.starts(jnp, of_a, np.int32)
     left = reached[:-1]
@@ -219,7 +219,7 @@ def _listed(a: Csr, b: Csr, products: int) -> tuple[Array, ...]:
 def _multiplied(a: Csr, b: Csr, products: int) -> tuple[Array, ...]:
     row, col, left, right = expanded(a, b, products)
     terms = take(a.data, left) * take(b.data, right)
-    return *sorted_keys(row, col, (a.shape[0], b.shape[1]), beside=terms), jnp.zeros_like(left)
+    return *sorted_keys(row, col, (a.shape[0], b.shape[1]), values=terms), jnp.zeros_like(left)
 
 
 def expanded(a: Csr, b: Csr, products: int) -> tuple[Array, ...]:
@@ -235,6 +235,6 @@ def expanded(a: Csr, b: Csr, products: int) -> tuple[Array, ...]:
 
 @functools.partial(jax.jit, static_argnums=2)
 def _masked(S: Csr, mask: Array, n: int) -> tuple[CsrArrays, Array]:
-    at = _places(mask, n)
-    indptr = jnp.searchsorted(at, S.indptr).astype(index_dtype(n))
-    return pattern(take(S.indices, at), indptr, S.shape), at
+    entry = _places(mask, n)
+    indptr = jnp.searchsorted(entry, S.indptr).astype(index_dtype(n))
+    return pattern(take(S.indices, entry), indptr, S.shape), entry

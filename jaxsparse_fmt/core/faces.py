@@ -59,8 +59,8 @@ class Faces(abc.ABC):
         """The number of parts of each sum that `_product_sums` returns; 0 if a separate pass costs less."""
         return 0
 
-    def _product_sums(self, values: Array, x: Array, beside: Any, what: Pass, backend: str) -> tuple[Array, ...]:
-        """A·x and the sums of a pass over it and `beside`, by a Pallas kernel: [n_rows], and [_sums] each."""
+    def _product_sums(self, values: Array, x: Array, others: Any, what: Pass, backend: str) -> tuple[Array, ...]:
+        """A·x and the sums of a pass over it and `others`, by a Pallas kernel: [n_rows], and [_sums] each."""
         raise NotImplementedError
 
     def _wants_shared_memory(self, face: str, p: int) -> bool:

@@ -224,31 +224,31 @@ for _face, _primitive in PRIMITIVES.items():
 # ---------------------------------------------------------------------------------- a product with the sums of a pass
 
 
-def product_sums(A: Faces, x: Array, what: vector_passes.Pass, *beside: Array):
-    """A·x, and the sums of a pass over it and `beside`, in parts as the product's kernel leaves them; no derivative.
+def product_sums(A: Faces, x: Array, what: vector_passes.Pass, *others: Array):
+    """A·x, and the sums of a pass over it and `others`, in parts as the product's kernel leaves them; no derivative.
 
     Args:
-      x, beside: [n_cols], [n_rows] each, real and of the dtype of A.
+      x, others: [n_cols], [n_rows] each, real and of the dtype of A.
     """
     leaves, tree = jax.tree.flatten(A._without_values)
-    vectors = mesh_axes.varying((A.values, x, *beside), leaves)
-    params = {"tree": tree, "what": what, "count": len(beside), "backend": selection.active_backend(A.backend)}
+    vectors = mesh_axes.varying((A.values, x, *others), leaves)
+    params = {"tree": tree, "what": what, "count": len(others), "backend": selection.active_backend(A.backend)}
     y, *sums = product_sums_p.bind(*vectors, *leaves, **params)
     return y, tuple(map(vector_passes.Parts, sums))
 
 
-def _product_sums(values, x, *others, tree, what, count, backend):
-    beside, A = others[:count], jax.tree.unflatten(tree, others[count:])
+def _product_sums(values, x, *operands, tree, what, count, backend):
+    others, A = operands[:count], jax.tree.unflatten(tree, operands[count:])
     if selection.is_pallas(backend):
-        return A._product_sums(values, x, beside, what, backend)
+        return A._product_sums(values, x, others, what, backend)
     y = computed("product", A, values[None], x[None, :, None], backend)[0, :, 0]
-    return y, _one_part(A, what, y, *beside)
+    return y, _one_part(A, what, y, *others)
 
 
-def _product_then_sums(values, x, *others, what, count, **params):
-    beside, leaves = others[:count], others[count:]
+def _product_then_sums(values, x, *operands, what, count, **params):
+    others, leaves = operands[:count], operands[count:]
     y = bind("product", values[None], x[None, :, None], leaves, **params)[0, :, 0]
-    return y, _one_part(jax.tree.unflatten(params["tree"], leaves), what, y, *beside)
+    return y, _one_part(jax.tree.unflatten(params["tree"], leaves), what, y, *others)
 
 
 def _one_part(A, what, *vectors):

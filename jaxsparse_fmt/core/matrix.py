@@ -152,13 +152,13 @@ class SparseMatrix(OnOneDevice, Faces):
 
     _fuses_sums = True
 
-    def _matvec_sums(self, x: Array, what: vector_passes.Pass, *beside: Array) -> tuple[Array, Any]:
-        """A·x, and the sums of a pass over A·x and `beside`."""
-        by_kernel = vector_passes.by_kernel(x, *beside) and selection.is_pallas(self.backend)
+    def _matvec_sums(self, x: Array, what: vector_passes.Pass, *others: Array) -> tuple[Array, Any]:
+        """A·x, and the sums of a pass over A·x and `others`."""
+        by_kernel = vector_passes.by_kernel(x, *others) and selection.is_pallas(self.backend)
         if by_kernel and jnp.result_type(self.values, x) == x.dtype and self._sums:
-            return form.product_sums(self, x, what, *beside)
+            return form.product_sums(self, x, what, *others)
         y = self.matvec(x)
-        return y, vector_passes.sweep(what, (), (y, *beside))[2]
+        return y, vector_passes.sweep(what, (), (y, *others))[2]
 
     def _transposed(self, y: Any) -> Array:
         return _back(_not_folded(self), y if isinstance(y, jax.Array) else _rows(self, y))

@@ -1,9 +1,9 @@
 """Solves of (I + N)·y = r with N strictly triangular, on every backend, for several right-hand sides.
 
 On a CPU a native kernel takes the rows in their order. Elsewhere the rows are taken by levels (Saltz 1990): a row of
-level l needs rows of lower levels only, so that all entries of a level can be worked on at once. A level is cut into
-chunks of at most `width` entries, so that the work is that of the entries, whatever the sizes of the levels. The
-transposed system (I + N)ᵀ·y = r takes the same levels in reverse.
+level l needs rows of lower levels only, so that all entries of a level are worked on at once. A level is cut into
+chunks of at most `width` entries, so that the work does not depend on the sizes of the levels. The transposed system
+(I + N)ᵀ·y = r takes the same levels in reverse.
 """
 
 import dataclasses
@@ -120,7 +120,11 @@ def _solved(
     if backend == "numba" and (y := spmv_cpu.of_triangle(values, r, ptr, col, upper, is_transposed)) is not None:
         return y
     nnz, n, lengths = col.shape[0], rows.shape[0], jnp.diff(ptr)[rows]
-    expanded = lambda a: jnp.repeat(a, lengths, total_repeat_length=nnz)  # noqa: E731
+
+    def expanded(a: Array) -> Array:
+        """One number per row for each of its entries."""
+        return jnp.repeat(a, lengths, total_repeat_length=nnz)
+
     entry = jnp.arange(nnz, dtype=ptr.dtype) + expanded(ptr[rows] - jnp.cumsum(lengths) + lengths)
     to, source, values = expanded(rows), col[entry], values[:, entry]
     to, source = (source, to) if is_transposed else (to, source)
@@ -128,10 +132,10 @@ def _solved(
 
     def chunk(k: Array, y: Array) -> Array:
         k = chunks - 1 - k if is_transposed else k
-        at = starts[k] + jnp.arange(width, dtype=starts.dtype)
-        here = jnp.minimum(at, nnz - 1)
-        target = jnp.where(at < starts[k + 1], to[here], n)  # the last rows of a chunk that is not full are dropped
-        return y.at[:, target].add(-values[:, here, None] * y[:, source[here]], mode="drop")
+        place = starts[k] + jnp.arange(width, dtype=starts.dtype)
+        entry = jnp.minimum(place, nnz - 1)
+        target = jnp.where(place < starts[k + 1], to[entry], n)  # the last rows of a chunk that is not full are dropped
+        return y.at[:, target].add(-values[:, entry, None] * y[:, source[entry]], mode="drop")
 
     y = mesh_axes.varying(r.astype(jnp.result_type(values, r)), r)
     return lax.fori_loop(0, chunks, chunk, y, unroll=4)  # a turn of a loop takes a GPU far longer than a chunk
@@ -143,12 +147,13 @@ triangular_p = platform_primitive("triangular_solve_sparse", _solved)
 @standard_promotion
 def _batch(operands: Any, dims: Any, *, backend: str, **static: Any) -> Any:
     del backend
-    (values, r, *pattern), (of_values, of_r, *of_pattern) = operands, dims
-    if any(dim is not None for dim in of_pattern):
+    values, r, *pattern = operands
+    values_dim, r_dim, *pattern_dims = dims
+    if any(dim is not None for dim in pattern_dims):
         return [form.one_by_one(functools.partial(_bind, **static), operands, dims)], [0]
-    bound = lambda values, r: _bind(values, r, *pattern, **static)  # noqa: E731
-    columns = of_values is None
-    return [form.batched(bound, values, r, of_values, of_r, columns)], [2 if columns else 0]
+    columns = values_dim is None
+    y = form.batched(lambda values, r: _bind(values, r, *pattern, **static), values, r, values_dim, r_dim, columns)
+    return [y], [2 if columns else 0]
 
 
 batching.primitive_batchers[triangular_p] = _batch

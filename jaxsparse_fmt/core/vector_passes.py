@@ -68,7 +68,7 @@ def sweep(what: Pass, numbers: tuple[Number, ...], vectors: tuple[Array, ...]):
 
     Args:
       what: the functions of the pass. It must be the same object at every call, or each call compiles anew.
-      numbers: scalars or sums; [k] beside vectors of [n, k].
+      numbers: scalars or sums; [k] for vectors of [n, k].
       vectors: [n] or [n, k], all alike.
 
     Returns:
@@ -184,7 +184,10 @@ sweep_p = platform_primitive("vector_sweep", _sweep)
 def _sweep_jvp(primals, tangents, *, counts, what, backend):
     """The derivative of the plain form, for a solver's unrolled steps."""
     del backend
-    plain = lambda *operands: jax.tree.leaves(_sweep(*operands, counts=counts, what=what, backend="xla"))  # noqa: E731
+
+    def plain(*operands):
+        return jax.tree.leaves(_sweep(*operands, counts=counts, what=what, backend="xla"))
+
     return jax.jvp(plain, primals, tuple(map(ad.instantiate_zeros, tangents)))
 
 
