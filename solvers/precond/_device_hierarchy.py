@@ -196,35 +196,42 @@ def _room(usual: int, size: int) -> int:
 
 @functools.lru_cache(64)
 def _compiled(rooms: Rooms, place: Any) -> list[Future[Any]]:
-    """Compiles side by side the programs for levels in these rooms, that of `measured` first.
+    """The programs for levels in these rooms, `measured` first; they compile side by side, and the slowest begin first.
 
     Args:
       place: the sharding of arrays that are committed to their device, else None.
     """
     if place is not None and not isinstance(place, SingleDeviceSharding):
         return []
-    ahead, threads = [], ThreadPoolExecutor()
+    threads = ThreadPoolExecutor()
     n, nnz = rooms.rows, rooms.entries
 
     def array(shape: tuple[int, ...], dtype: Any) -> Any:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
 
+    def compiling(program: Any, *args: Any) -> Future[Any]:
+        return threads.submit(program.lower(*args).compile)  # a call of it finds it, or meets its error
+
     def results(program: Any, *args: Any) -> Any:
-        ahead.append(threads.submit(program.lower(*args).compile))  # a call of it finds it, or meets its error
         return like(program.eval_shape(*args))
 
     like = functools.partial(jax.tree.map, lambda a: array(a.shape, a.dtype))
     vector, arrays = array((n,), np.float64), ((nnz, np.float64), (nnz, np.int32), (n + 1, np.int32))
     A = like(jax.eval_shape(lambda *a: programs.csr(a, (n, n)), *(array((size,), kind) for size, kind in arrays)))
+    # P, R, A·P and R·A·P are padded as A is.
     known = results(programs.measured, A, vector, vector, 1)
+    aggregated = compiling(programs.aggregated, A, known, 0.5)
+    multiplied = compiling(programs.multiplied, A, A, A, rooms.products)
+    measured = compiling(programs.measured, A, vector, vector, 1)
     agg, _ = results(programs.aggregated, A, known, 0.5)
-    found = results(programs.prolonged, A, vector, known, agg, 1, 0.5, 1.0)
-    P = results(programs.compressed, *found.terms, n, (n, n), nnz)
-    results(programs.transposed, P, found.below, vector)
-    *terms, _ = results(programs.multiplied, A, P, P, rooms.products)
-    results(programs.compressed, *terms, n, (n, n), nnz)
+    to_prolong = A, vector, known, agg, 1, 0.5, 1.0
+    prolonged = compiling(programs.prolonged, *to_prolong)
+    found = results(programs.prolonged, *to_prolong)
+    *terms, _ = results(programs.multiplied, A, A, A, rooms.products)
+    compressed = [compiling(programs.compressed, *t, n, (n, n), nnz) for t in (found.terms, terms)]
+    transposed = compiling(programs.transposed, A, found.below, vector)
     threads.shutdown(wait=False)
-    return ahead
+    return [measured, aggregated, multiplied, prolonged, *compressed, transposed]
 
 
 def _product(A: Any, B: Any, products: int, then: Any, rooms: Rooms) -> tuple[Any, int, int]:
