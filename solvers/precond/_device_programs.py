@@ -251,7 +251,7 @@ def summed(
     And the number of these entries, and that of the products of two entries in then.T @ them.
     """
     row, terms, padded = jnp.where(inside, row, shape[0]), jnp.where(inside, terms, 0), (shape[0] + 1, shape[1])
-    key, terms, _ = on_device.sorted_keys(row, jnp.where(inside, col, 0), padded, beside=terms)
+    key, terms, _ = on_device.sorted_keys(row, jnp.where(inside, col, 0), padded, terms)
     row = on_device.coordinates(key, padded)[0]
     new, lengths = on_device.flags(key) & (row < shape[0]), jnp.diff(then.csr_arrays().indptr)
     uses = jnp.where(new, take(lengths, jnp.minimum(row, shape[0] - 1)), 0)
