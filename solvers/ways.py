@@ -181,9 +181,10 @@ WAYS = (
     Way("gmres", "ilu", lambda f: True, "for any matrix", 30),
 )
 # Of a singular matrix, or if all others fail.
+SHORTEST = Way("minres", None, lambda f: f.symmetric, "least squares, symmetric")
 AT_LAST = (
     Way("singular values", None, lambda f: f.n <= DENSE and f.is_plain, "least squares, by the host"),
-    Way("minres", None, lambda f: f.symmetric, "least squares, symmetric"),
+    SHORTEST,
     Way("lsmr", None, lambda f: True, "least squares"),
 )
 GIVEN = "the given M"
@@ -288,6 +289,8 @@ def first_success(
         if is_left:
             queue = [other for other in queue if other.way.has_set_up or other.taken]
             queue.append(trial._replace(taken=trial.taken + steps))
+        if way.name == "minres with |jacobi|" and status is Status.BREAKDOWN:  # by what A takes to 0, as it seems
+            queue.append(estimate(SHORTEST, facts))
         if status is Status.SINGULAR:
             is_singular, queue, stages = True, [], [stage for stage in stages if stage is AT_LAST]
     if best is None:
@@ -337,7 +340,20 @@ def run(trial: Trial, queue: list[Trial], M: Any, A: Any, b: Any, x0: Any, setti
         given["budget"] = max(min(others) / trial.step, 1) if others else np.inf
     if x0 is None and facts.tries and way.M in ("multigrid", "ilu"):
         x0 = jnp.zeros_like(b)  # the program is that which goes on from another x
-    return by_method(METHODS[way.method](facts.n), A, b, x0, given)
+    sol = by_method(METHODS[way.method](facts.n), A, b, x0, given)
+    return sol if way is not SHORTEST else dataclasses.replace(sol, x=_shortest(A, b, sol.x, sol.code))
+
+
+@jax.jit
+def _shortest(A: Any, b: Any, x: Any, code: Any) -> Any:
+    """The shortest of a symmetric A's least-squares solutions, from any: A takes its residual to 0.
+
+    Liu, Milzarek and Roosta (2023), Obtaining pseudo-inverse solutions with MINRES.
+    """
+    r = jnp.where(code == Status.LEAST_SQUARES, b - A @ x, 0)
+    size = jnp.linalg.norm(r, axis=0)
+    r = r / jnp.where(size == 0, 1, size)
+    return x - r * jnp.sum(r.conj() * x, axis=0)
 
 
 def _most(trial: Trial, facts: Facts, maxiter: Any) -> Any:

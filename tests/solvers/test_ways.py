@@ -47,6 +47,17 @@ def test_a_second_singular_system_begins_with_the_method_that_solved_the_first()
     assert first.status is again.status is Status.LEAST_SQUARES
 
 
+def test_a_singular_symmetric_system_takes_no_factors_if_minres_can_end_it(monkeypatch):
+    monkeypatch.setattr(sys.modules["solvers.ways"], "prepared", None)
+    S = jsf.gallery.poisson(20)
+    S = sp.csr_array(S - sp.diags_array(np.asarray(S.sum(axis=1)).ravel()))
+    b = np.random.default_rng(1).standard_normal(S.shape[0])
+    sol = solve(jsf.from_scipy(S), b)
+    assert sol.status is Status.LEAST_SQUARES and sol.method == "minres", sol.tried
+    assert float(sol.residual_norm) == pytest.approx(abs(b.sum()) / np.sqrt(b.size), rel=1e-6)
+    assert abs(float(np.sum(sol.x))) <= 1e-6 * np.linalg.norm(sol.x)  # the shortest
+
+
 def test_what_is_remembered_is_freed_with_the_matrix():
     A, b = jsf.from_scipy(tridiagonal(400), "csr"), np.ones(400)
     assert solve(A, b).success
