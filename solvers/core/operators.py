@@ -167,6 +167,7 @@ def operator(A: Any, n: int, name: str) -> Operator:
             got = repr(A) if isinstance(A, str) else type(A).__name__
             cure = f"; {call_for(A)}" if isinstance(A, str) and name == "M" else ""
             raise TypeError(f"{name} must be a matrix with a shape and @, or a function v -> {name}·v; got {got}{cure}")
+        refuse_scipy(getattr(A, "__self__", None), name)  # a method, such as solve of SuperLU's factors
         return UserFunction(A, A)
     if name == "M" and tuple(shape) == (n,):
         return Diagonal(as_floating(A, "M"))
@@ -234,6 +235,11 @@ def described(M: Any) -> tuple[Any, ...]:
 
 def refuse_scipy(A: Any, name: str) -> None:
     """Raises TypeError: A is an object of SciPy."""
+    if type(A).__name__ == "SuperLU":
+        raise TypeError(
+            f"{name} computes on the host with SciPy's SuperLU; take M=precond.ilu(A) in place of spilu, and "
+            "M=factorized(A) or direct(A, b) in place of splu"
+        )
     if type(A).__module__.partition(".")[0] == "scipy":
         raise TypeError(
             f"{name} is SciPy's; convert a sparse matrix once with jaxsparse_fmt.from_scipy, and write a "

@@ -196,6 +196,9 @@ def test_mapped_over_it_multiplies_with_the_kernel_still():
         assert "gather" not in str(jax.make_jaxpr(jax.vmap(lambda b: cg(A, b).x))(B))
 
 
+SUPERLU = spla.splu(sp.csc_array(np.eye(3)))
+
+
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "text"),
     [
@@ -227,6 +230,10 @@ def test_mapped_over_it_multiplies_with_the_kernel_still():
         ((np.eye(3), np.ones(3)), {"M": precond.jacobi}, ValueError, r"Pass M=jacobi\(A\)"),
         ((lambda v: v[:2], np.ones(3)), {}, ValueError, r"A·v must be a vector of shape \(3,\) like v; got \(2,\)"),
         ((spla.aslinearoperator(np.eye(3)), np.ones(3)), {}, TypeError, "LinearOperator as a function"),
+        *(
+            ((np.eye(3), np.ones(3)), {"M": M}, TypeError, r"take M=precond.ilu\(A\) in place of spilu")
+            for M in (SUPERLU, SUPERLU.solve)
+        ),
     ],
 )
 def test_bad_arguments_are_named(arguments, options, error, text):
