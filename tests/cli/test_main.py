@@ -1,6 +1,5 @@
 """The command as a user meets it: exit codes, what it prints and where, and what it leaves on the disk."""
 
-import os
 import pathlib
 import re
 import sys
@@ -177,17 +176,6 @@ def test_a_malformed_file_is_named_with_its_line(command: str, tmp_path, capsys)
     path = tmp_path / "bad.mtx"
     path.write_text("%%MatrixMarket matrix coordinate real general\n2 2 2\n1 1 1.0\n3 1 2.0\n")
     assert refused(capsys, command, str(path)).startswith(f"{path}, line 4: ")
-
-
-def test_no_malformed_file_ends_in_a_traceback(capsys):
-    folder = os.environ.get("JAXSPARSE_MALFORMED")
-    if not folder:
-        pytest.skip("JAXSPARSE_MALFORMED names no folder of malformed files")
-    paths = [p for p in pathlib.Path(folder).iterdir() if p.suffix != ".tsv"]
-    codes = {path: main.main(["info", str(path)]) for path in paths}
-    assert set(codes.values()) == {0, 2}
-    errors = capsys.readouterr().err
-    assert all(f"jaxsparse: {path}" in errors for path, code in codes.items() if code == 2)
 
 
 def test_files_of_scipy_and_matlab_are_read(tmp_path, capsys):

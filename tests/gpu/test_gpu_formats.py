@@ -200,14 +200,6 @@ def test_large_products_are_right_and_the_same_to_the_last_bit_in_every_run(layo
 
 
 @every_dialect
-@pytest.mark.parametrize("name", ["dia", "hdia", "sell", "bsr", "csr5"])
-def test_a_large_stencil_multiplies_right_in_formats_that_leave_columns_out(name, dialect, rng):
-    S = jsf.gallery.poisson(40)
-    A, x = Layout(name).of(S, backend=dialect), draw(rng, jnp.float64, S.shape[1])
-    assert_close(always(product, A, x), S @ np.asarray(x), longest_sum(S, x))
-
-
-@every_dialect
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("options", [{}, {"slice_size": 32, "sigma": 1024}], ids=str)
 @pytest.mark.parametrize("name", ["poisson", "elasticity"])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxsparse_fmt.kernels.backends import mosaic, tuning
+from jaxsparse_fmt.kernels.backends import tuning
 
 
 def warpgroups(block: tuning.Block) -> float:
@@ -14,8 +14,3 @@ def test_maxima_over_the_lanes_of_a_mosaic_block_are_those_of_one_warpgroup(load
     """Each would have its own, of a part of the rows."""
     assert warpgroups(tuning.block("mosaic", load, 128)) == 1
     assert [warpgroups(tuning.columns_block("mosaic", load, n)) for n in (1, 2, 4, 8)] == [1] * 4
-
-
-def test_the_lanes_of_a_tile_are_those_of_its_warpgroups():
-    assert warpgroups(tuning.tile_block(512, 1)) == 4
-    assert mosaic.Mosaic(512, 4).rows == 512  # where a block's rows begin is counted in these
