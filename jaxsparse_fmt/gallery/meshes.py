@@ -159,7 +159,7 @@ def _closest_pairs(
     points = np.indices((n, n, n)).reshape(3, -1).T + 0.05 * rng.standard_normal((n**3, 3))
     reach = np.exp(spread * rng.standard_normal(n**3))
     tree, wanted = KDTree(points), round(n**3 * neighbours / 2)
-    limit = (3 * neighbours / (4 * math.pi)) ** (1 / 3)  # the radius of a ball of so many points
+    limit = (3 * neighbours / (4 * math.pi)) ** (1 / 3)  # the radius of a ball of `neighbours` points
     while True:
         pairs = tree.query_pairs(limit * reach.max(), output_type="ndarray").T
         apart = np.linalg.norm(points[pairs[0]] - points[pairs[1]], axis=1) / reach[pairs].mean(axis=0)

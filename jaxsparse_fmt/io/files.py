@@ -32,8 +32,8 @@ def read_scipy(path: PathLike | BinaryIO) -> "scipy.sparse.csr_array":
     of an array (dense) file are entries. Every value is the float64 nearest to its decimal.
 
     Blanks are spaces, tabs, vertical tabs, form feeds and carriage returns. A plus sign may stand
-    before a number. Beyond the standard, a file may have comments and blank lines anywhere behind the
-    banner, comments behind entries, Fortran's exponents (1D5), inf, infinity and nan, a byte order
+    before a number. Beyond the standard, a file may have comments and blank lines anywhere after the
+    banner, comments after entries, Fortran's exponents (1D5), inf, infinity and nan, a byte order
     mark, lines of up to 65,536 bytes, and integers of any size, which become the nearest float64.
     Any other content is refused (`mtx_entries.py` states the grammar).
 

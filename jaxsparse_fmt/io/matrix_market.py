@@ -1,6 +1,6 @@
 """Reads Matrix Market files into arrays: the head here, the entries by `mtx_entries.py`, piece by piece.
 
-A file is read from front to end; only SciPy's refusal of an index has it read again, for the number of the line.
+A file is read once, and again only if SciPy refuses an index, for the number of the line.
 """
 
 import bz2
@@ -89,7 +89,7 @@ def parse(source: Any) -> "scipy.sparse.coo_array | np.ndarray":
 
 
 def _opened(path: str, file: Any) -> tuple[BinaryIO, int]:
-    """The unpacked content of a file, and a bound on its bytes. What is not a file of the system is read at once."""
+    """The unpacked content of a file, and a bound on its bytes. A pipe, for example, is read at once."""
     size = 0
     with contextlib.suppress(AttributeError, OSError):
         status = os.fstat(file.fileno())
@@ -178,13 +178,13 @@ def _read_line(path: str, file: BinaryIO, number: int) -> bytes:
 
 
 def _coordinates(head: Head, row: np.ndarray, col: np.ndarray, value: np.ndarray) -> "scipy.sparse.coo_array":
-    """All entries, and behind them their mirror images. Raises ValueError for what the symmetry excludes."""
+    """All entries, followed by their mirror images. Raises ValueError for what the symmetry excludes."""
     if head.symmetry != "general":
         _check_triangle(head, row, col)
-        beside = row != col
-        _check_diagonal(head, value[~beside])
-        value = np.concatenate([value, _mirrored(head, value[beside])])
-        row, col = np.concatenate([row, col[beside]]), np.concatenate([col, row[beside]])
+        off_diagonal = row != col
+        _check_diagonal(head, value[~off_diagonal])
+        value = np.concatenate([value, _mirrored(head, value[off_diagonal])])
+        row, col = np.concatenate([row, col[off_diagonal]]), np.concatenate([col, row[off_diagonal]])
     return scipy.sparse.coo_array((value, (row, col)), shape=head.shape)
 
 

@@ -1,4 +1,4 @@
-"""The entries of a Matrix Market file: SciPy's reader (fast_matrix_market) behind a strict door.
+"""The entries of a Matrix Market file: SciPy's reader (fast_matrix_market) after strict checks.
 
     line    = blank* [number (blank+ number)* blank*] ["%" any*] "\\n"       of at most `LONGEST` bytes
     blank   = " " | "\\t" | "\\v" | "\\f" | "\\r"
@@ -10,10 +10,10 @@ Case is ignored. NISTIR 5935 (Boisvert, Pozo, Remington, 1996) does not define a
 C, which the authors' own reader skips (scanf in mmio.c), and a plus sign is read as in C and Fortran. `read_scipy` in
 `files.py` lists the extensions, each of which has one possible meaning. Values of integer files are read as reals.
 
-SciPy reads a number up to the first byte that is no part of it (`1/2` is 1, a column `1e+05` is 1), ignores words
-behind an entry, and takes 1e999 for infinity. So `passed` looks at every byte first: NumPy finds the bytes that are no
-digits, and the few different lines of those must fit the grammar. What it does not pass, comments too, is read line by
-line in Python (`by_line`), which finds the fault, or spells the entries as SciPy reads them.
+SciPy reads a number up to the first byte that is no part of it (`1/2` is 1, a column `1e+05` is 1), ignores words after
+an entry, and takes 1e999 for infinity. So `passed` checks every byte first: without their digits, lines are of a few
+kinds, which NumPy counts, and every kind must fit the grammar. Python reads a piece that does not pass, as one with
+comments, line by line (`by_line`): it finds the fault, or spells the entries as SciPy reads them.
 """
 
 import functools
@@ -63,7 +63,7 @@ class Head(NamedTuple):
 
 
 def read(
-    pieces: Callable[[], Iterator[bytes]],  # of whole lines, from the first behind the head on
+    pieces: Callable[[], Iterator[bytes]],  # of whole lines, from the first after the head on
     head: Head,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """All entries.
@@ -85,7 +85,7 @@ def read(
         yield f"%%MatrixMarket matrix {kind} {field} general\n{sizes}\n".encode()
         entries, lines = 0, head.lines
         for piece in pieces():
-            whole = piece if piece.endswith(b"\n") else piece + b"\n"  # SciPy reads behind an end without one
+            whole = piece if piece.endswith(b"\n") else piece + b"\n"  # without one SciPy reads beyond the end
             known = None if every_index else passed(whole, head, head.entries - entries)
             text, more, n_lines = known or by_line(whole, head, entries, lines)
             entries, lines = entries + more, lines + n_lines
@@ -102,7 +102,7 @@ def read(
         for _ in checked(every_index=True):  # raises, if an index is outside of the matrix
             pass
         raise
-    for _ in text:  # what follows the last entry is checked too
+    for _ in text:  # checks what follows the last entry
         pass
     index = np.empty(0, np.int32 if max(head.shape) < 2**31 else np.int64)
     if found is None:
@@ -111,9 +111,9 @@ def read(
 
 
 def passed(piece: bytes, head: Head, room: int) -> tuple[bytes, int, int] | None:
-    """A piece as SciPy reads it right, its entries and its lines; None where only `by_line` knows.
+    """A piece in SciPy's spelling, its entries and its lines; None if `by_line` must decide.
 
-    Indices outside of the matrix are left to SciPy, which refuses them.
+    SciPy refuses indices outside of the matrix.
     """
     half = LONGEST // 2
     if any(piece.find(b"\n", begin, begin + half) < 0 for begin in range(0, len(piece) - half + 1, half)):
@@ -137,20 +137,20 @@ def passed(piece: bytes, head: Head, room: int) -> tuple[bytes, int, int] | None
 
 
 def _counted(text: np.ndarray) -> dict[bytes, int] | None:
-    """How often each line occurs, with 0 for its runs of digits; None for lines of many kinds, or longer than entries.
+    """The count of each line, with 0 for its runs of digits; None for lines of many kinds, or longer than entries.
 
     Args:
-      text: bytes that are no digits, plus 128 where digits stand before them.
+      text: the bytes that are no digits, plus 128 if digits come before them.
     """
-    if (blank := text == _BLANK).any():  # blanks behind a blank, or where a line begins
+    if (blank := text == _BLANK).any():  # drop blanks after a blank, or at the start of a line
         text = text[~(blank & np.append(True, text[:-1] & 127 <= _BLANK))]
     end = np.flatnonzero(text & 127 == ord("\n")) + 1
     length, found = np.diff(end, prepend=0), dict[bytes, int]()
     if length.max() > 8 * len(_OF_LINE):
         return None
-    behind = text.tobytes() + bytes(8 * len(_OF_LINE))
+    padded = text.tobytes() + bytes(8 * len(_OF_LINE))
     words = [  # eight bytes of each line are one number
-        np.ndarray(len(text), "S8", behind, 8 * k, (1,))[end - length].view("<u8") & of_line[length]
+        np.ndarray(len(text), "S8", padded, 8 * k, (1,))[end - length].view("<u8") & of_line[length]
         for k, of_line in enumerate(_OF_LINE[: -(-int(length.max()) // 8)])
     ]
     while words[0].size and len(found) < 64:

@@ -29,22 +29,22 @@ def transposed_reference(values, y, row, col, *, n_cols: int, together: int = 1)
     """Aᵀ·y by a scatter-add. On a GPU it adds by atomics, in no fixed order.
 
     Args:
-      together: so many neighbouring places have one column, padding aside.
+      together: the number of neighbouring places that have one column, padding aside.
     """
     return _scattered(values, y, row, col, n_cols, together)
 
 
 def _scattered(values, vectors, source, target, n: int, together: int = 1) -> Array:
-    """out[target] += values·vectors[source]; where target is n, nothing is read or added."""
+    """out[target] += values·vectors[source]; a target of n reads and adds nothing."""
     dtype = jnp.result_type(values, vectors)
     acc = accumulator(dtype)
-    of_all = target if together == 1 else target.reshape(-1, together).min(axis=1)
+    targets = target if together == 1 else target.reshape(-1, together).min(axis=1)
 
     def one(values, vectors):
         def column(v):
             terms = values.astype(acc) * gather(v, source, target < n).astype(acc)
             terms = terms if together == 1 else terms.reshape(-1, together).sum(axis=1)
-            return jnp.zeros(n, acc).at[of_all].add(terms, mode="drop")
+            return jnp.zeros(n, acc).at[targets].add(terms, mode="drop")
 
         return jnp.moveaxis(lax.map(column, jnp.moveaxis(vectors, -1, 0)), 0, -1).astype(dtype)
 

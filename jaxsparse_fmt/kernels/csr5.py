@@ -135,7 +135,7 @@ def tiles_kernel(
 
     zero = tuple(pack.repeated(d.full(0, acc)) for _ in columns)
     if kept is None:
-        first_head = d.own((batch * tiles.n_tiles + tile) * p + first_column, C)
+        first_head = d.part((batch * tiles.n_tiles + tile) * p + first_column, C)
         sums_of = _Sums(d, put, begins, arrays["heads"], first_head, pack, [inside for _, inside in columns])
     else:
         rows = d.load(lane_row, tile * jnp.int32(C)), _row_after(d, arrays, tile, tiles)

@@ -1,8 +1,8 @@
 """The calls of the Numba kernels for rows, diagonals and triangles, and how their work is divided.
 
-The sizes of a call and the cores decide into how many pieces a product is cut, which changes no bit of it. Pieces of a
-transposed product, of a number that only the sizes decide, add into copies of the result, as many as cost little beside
-their entries, and XLA adds the copies in order. All functions return None where Numba fails.
+A product is cut into pieces, whose number depends on its sizes and the cores and changes no bit. The pieces of a
+transposed product, whose number depends on the sizes alone, add into copies of the result, and XLA adds the copies in
+order; there are so few that they take little time compared with the entries. All functions return None if Numba fails.
 """
 
 import jax.numpy as jnp
@@ -80,9 +80,9 @@ def of_triangle(
 
 
 def _pieces(work: int) -> int:
-    """The number of pieces into which a member of the batch is cut, which changes no bit of the result.
+    """The number of pieces of a member of the batch, which changes no bit of the result.
 
-    With two pieces a core, a core finds much of them in its own cache at the next product.
+    With two pieces per core, a core finds much of them in its cache at the next product.
     """
     return max(min(_most_pieces(work), 2 * CORES), min(work // LAUNCH.long_piece, LAUNCH.most_pieces))
 

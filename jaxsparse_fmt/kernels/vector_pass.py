@@ -1,12 +1,12 @@
-"""One pass over vectors: new vectors and sums from old ones, number by number, in one kernel.
+"""One pass over vectors: new vectors and sums from old ones, element by element, in one kernel.
 
 XLA alone computes a residual twice rather than store it, and makes a kernel of every reduction and of every few
 scalars. Here the author of a pass decides what one kernel computes:
 
-    numbers     scalars, or [m] partial sums, which every block adds up for itself
+    numbers     scalars, or [m] partial sums, which every block adds up
     scalars     of `prepare(*numbers)`, computed by every block alike, returned once
-    new         of `each(scalars, *vectors)`, written where the old ones are read
-    sums        of the products that `each` gives as pairs, as 4 partial sums of each block
+    new         of `each(scalars, *vectors)`
+    sums        of the products of the pairs that `each` returns, as 4 partial sums of each block
 
 Traffic: each vector once. The order of every sum is fixed by n alone: runs repeat to the last bit.
 """
@@ -46,7 +46,7 @@ def parts(n: int) -> int:
 
 
 def sweep_reference(numbers: tuple[Array, ...], vectors: tuple[Array, ...], what: Pass):
-    """-> (new vectors, scalars, sums). Numbers and sums are scalars, or of [k] beside vectors of [n, k]."""
+    """-> (new vectors, scalars, sums). Numbers and sums are scalars, or [k] with vectors of [n, k]."""
     scalars = what.prepare(*numbers)
     new, pairs = what.each(scalars, *vectors)
     return new, scalars, tuple(inner_product(a, b).real for a, b in pairs)
@@ -60,7 +60,7 @@ def inner_product(x: Array, y: Array) -> Array:
 def sweep(numbers: tuple[Array, ...], vectors: tuple[Array, ...], what: Pass, backend: str):
     """As the reference, but numbers and sums may be partial; real vectors of one dtype."""
     n, struct = vectors[0].shape[0], jax.ShapeDtypeStruct
-    # In a kernel `prepare` and `each` get numbers, one of each vector.
+    # In a kernel `prepare` and `each` get scalars, one element of each vector.
     given = tuple(struct((), a.dtype) for a in numbers), tuple(struct((1,), v.dtype) for v in vectors)
     new, scalars, sums = jax.eval_shape(functools.partial(sweep_reference, what=what), *given)
     block, count = tuning.sweep_block(backend), parts(n)
@@ -73,8 +73,8 @@ def sweep(numbers: tuple[Array, ...], vectors: tuple[Array, ...], what: Pass, ba
     kernel = functools.partial(sweep_kernel, what=what, block=block, n=n, is_bool=is_bool)
     out = launch.launch(kernel, backend, block=block, blocks=count // PARTS, inputs=inputs, outputs=outputs)
     end = len(new) + len(scalars)
-    of_memory = zip(out[len(new) : end], scalars, strict=True)
-    return out[: len(new)], tuple(a[0].astype(s.dtype) for a, s in of_memory), out[end:]
+    stored = zip(out[len(new) : end], scalars, strict=True)
+    return out[: len(new)], tuple(a[0].astype(s.dtype) for a, s in stored), out[end:]
 
 
 def sweep_kernel(d, *, what: Pass, block: tuning.Block, n: int, is_bool: tuple[bool, ...], **refs):
@@ -94,7 +94,7 @@ def sweep_kernel(d, *, what: Pass, block: tuning.Block, n: int, is_bool: tuple[b
     def loaded(t):
         return [[d.load(ref, idx, (idx < n) & (t < trips), 0) for ref in vectors] for idx in places_of(t)]
 
-    ahead = loaded(jnp.int32(0))  # they are on their way while the block adds up the numbers
+    ahead = loaded(jnp.int32(0))  # in flight while the block adds up the numbers
     given = d.totals(numbers)
     prepared = what.prepare(*(a != 0 if flag else a for a, flag in zip(given, is_bool, strict=True)))
     first = lanes + i == 0

@@ -94,7 +94,7 @@ class Checked(Host):
     def program_id(self):
         return jnp.int32(self.block)
 
-    def own(self, i, n):
+    def part(self, i, n):
         return jnp.zeros_like(i) if self.shares_memory else i * n
 
     def barrier(self):

@@ -60,8 +60,8 @@ def lowering_platform(platform: str | None, ctx: Any) -> str | None:
 
 def bare(ctx: Any) -> Any:
     """The context of a lowering without the mesh axes over which arrays vary; one device's body ignores them."""
-    stripped = lambda avals: [ShapedArray(a.shape, a.dtype) for a in avals]  # noqa: E731
-    return ctx.replace(avals_in=stripped(ctx.avals_in), avals_out=stripped(ctx.avals_out))
+    avals_in, avals_out = ([ShapedArray(a.shape, a.dtype) for a in avals] for avals in (ctx.avals_in, ctx.avals_out))
+    return ctx.replace(avals_in=avals_in, avals_out=avals_out)
 
 
 def varying_axes(a: jax.Array) -> frozenset[Any]:

@@ -1,25 +1,25 @@
 """The launch of a Pallas kernel by Triton, Mosaic GPU or the interpreter.
 
-A kernel is a function `kernel(d, **refs)` over flat arrays. It computes with vectors of lanes, one storage row a lane,
-and accesses memory only through its dialect `d`. In Triton, `load`, `store` and `sum_threads` also take a second axis:
-the right-hand sides that a lane loads at once (`row_kernels.py`).
+A kernel is a function `kernel(d, **refs)` over flat arrays. It computes with vectors of lanes, one storage row per
+lane, and accesses memory only through its dialect `d`. In Triton, `load`, `store` and `sum_threads` also take a second
+axis: the right-hand sides that a lane loads at once (`row_kernels.py`).
 
     d.program_id()                     the number of the block
     d.lanes()                          0, 1, ..., rows - 1 as int32
     d.full(value, dtype)               one value in every lane
     d.load(ref, idx, live, other)      ref[idx] where live, else other; dead lanes access no invalid address.
-                                       once=True: nothing reads it again, so the cache need not keep it. Of global
-                                       memory nothing that the kernel has stored
+                                       once=True: read only once, so the cache may evict it; never use it on memory
+                                       that this kernel writes
     d.store(ref, idx, value, live)     ref[idx] = value where live
-    d.own(i, n)                        where part i of scratch begins, n numbers each; 0 in shared memory
+    d.part(i, n)                       where part i of scratch begins, n elements each; 0 in shared memory
     d.barrier()                        afterwards every lane reads what the lanes of the block have stored
     d.sum_threads(value, n, stride)    in every lane the sum over its group: n lanes at distances of `stride`. Both are
                                        powers of two, and the group lies in a warp
     d.totals(refs)                     in every lane the sum of each of these short arrays
-    d.store_sums(ref, i, value, m)     stores in ref[m·i : m·(i + 1)], up to the end of ref, numbers that add up to the
-                                       sum over all lanes; m is no less than the warps of a Mosaic block
+    d.store_sums(ref, i, value, m)     stores in ref[m·i : m·(i + 1)], up to the end of ref, partial sums of the sum
+                                       over all lanes; m is at least the number of warps of a Mosaic block
 
-Complex arrays too: their lanes are pairs of real ones (`pairs.py`), which add and multiply alike.
+Lanes of complex arrays are pairs of real ones (`pairs.py`), which add and multiply alike.
 
 The same body lowers through both of Pallas' GPU dialects: Triton (`triton.py`), from Ampere on, which works but is
 deprecated since JAX 0.11; and Mosaic GPU (`mosaic.py`), from Hopper on.
@@ -54,8 +54,8 @@ def launch(
       block: the shape of one block.
       blocks: their number; one axis, since CUDA allows only 65,535 along the others.
       outputs: or one array alone, which is updated in place.
-      scratch: memory by which the lanes of a block exchange numbers: one block's where the lanes of a block share
-        memory (`selection.shares_memory`), else that of all blocks, of which `d.own` gives a block its part.
+      scratch: memory by which the lanes of a block exchange sums: of one block if its lanes share memory
+        (`selection.shares_memory`), else of all blocks, in which `d.part` finds a block's part.
     """
     given, scratch = {k: v for k, v in inputs.items() if v is not None}, scratch or {}
     if any(map(pairs.is_complex, (*given.values(), *outputs.values(), *scratch.values()))):
@@ -82,11 +82,11 @@ def launch(
     params = triton.CompilerParams(num_warps=max(threads // tuning.LAUNCH.warp, 1), num_stages=tuning.LAUNCH.stages)
     d = (Interpreted if interpret else Triton)(block.rows, block.lanes_per_thread, tuning.LAUNCH.stream)
     # Scratch is an output that the caller does not get, since Triton gives kernels no shared memory.
-    beside, n_in = tuple(varying_like(s, like) for s in shared), len(arrays)
+    hidden, n_in = tuple(varying_like(s, like) for s in shared), len(arrays)
     updated = [o for o in out if isinstance(o, jax.Array)]
     return pl.pallas_call(
         lambda *refs: body(d, *refs[:n_in], *refs[n_in + len(updated) :]),
-        out_shape=(*out, *beside),
+        out_shape=(*out, *hidden),
         grid=(blocks,),
         input_output_aliases={n_in + i: i for i in range(len(updated))},
         interpret=interpret,
@@ -103,12 +103,12 @@ def _launch_on_reals(kernel, dialect, block, blocks, inputs, outputs, scratch):
     def on_pairs(d, **refs):
         kernel(pairs.InPairs(d), **{k: pairs.Complex(ref) if k in paired else ref for k, ref in refs.items()})
 
-    def run(*reals):
-        real = dict(zip((*inputs, *updated), reals, strict=True))
-        beside = {k: pairs.real_struct(s) for k, s in scratch.items()}
+    def run(*arrays):
+        real = dict(zip((*inputs, *updated), arrays, strict=True))
+        reals = {k: pairs.real_struct(s) for k, s in scratch.items()}
         out = {k: real[k] if k in updated else pairs.real_struct(o) for k, o in outputs.items()}
         given = {k: real[k] for k in inputs}
-        return launch(on_pairs, dialect, block=block, blocks=blocks, inputs=given, outputs=out, scratch=beside)
+        return launch(on_pairs, dialect, block=block, blocks=blocks, inputs=given, outputs=out, scratch=reals)
 
     on_pairs.__name__ = getattr(kernel, "func", kernel).__name__
     out = [jax.ShapeDtypeStruct(o.shape, o.dtype) for o in outputs.values()]
@@ -129,8 +129,8 @@ def _launch_mosaic(body, block: tuning.Block, blocks, inputs, out, scratch):
 
     kernel.__name__ = body.__name__
     if not isinstance(out[0], jax.Array):
-        own: Any = tuple(plgpu.SMEM(s.shape, s.dtype) for s in scratch)
-        return plgpu.kernel(kernel, out_type=out, scratch_types=own, compiler_params=params, **grid)(*inputs)
+        shared: Any = tuple(plgpu.SMEM(s.shape, s.dtype) for s in scratch)
+        return plgpu.kernel(kernel, out_type=out, scratch_types=shared, compiler_params=params, **grid)(*inputs)
 
     def update(ref):
         # `plgpu.kernel` takes no reference in JAX 0.10.

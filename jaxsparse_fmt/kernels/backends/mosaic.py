@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 WARP, WARPGROUP = 32, 128  # threads
-STREAMED = "ld.global.nc.L1::evict_first"  # data that is read once evicts no data that is read again
+STREAMED = "ld.global.nc.L1::evict_first"  # for data that is read once, which the cache evicts first
 
 
 class Mosaic:
@@ -52,7 +52,7 @@ class Mosaic:
         operands = idx, value.astype(ref.dtype), jnp.broadcast_to(live, idx.shape)  # each may be uniform over lanes
         self._scatter(ref, *(self._plgpu.layout_cast(a, self._layout) for a in operands))
 
-    def own(self, i: jax.Array, n: int) -> jax.Array:
+    def part(self, i: jax.Array, n: int) -> jax.Array:
         """0: scratch is shared memory, and each block has its own."""
         return jnp.zeros_like(i)
 
@@ -99,7 +99,7 @@ class Mosaic:
         return self.sum_threads(sums, WARP, 1)
 
     def store_sums(self, ref: Any, i: jax.Array, value: jax.Array, m: int) -> None:
-        """Stores one number for each warp."""
+        """Stores one sum for each warp."""
         warp, lane = lax.div(self.lanes(), jnp.int32(WARP)), lax.rem(self.lanes(), jnp.int32(WARP))
         place = jnp.int32(m) * i + warp
         self.store(ref, place, self.sum_threads(value, WARP, 1), (lane == 0) & (place < ref.shape[0]))
@@ -203,14 +203,14 @@ def _loaded(ref, index, dtype, live, other, once: bool):
 
 
 def _bits(value, type_):
-    """`value` as the number of another type with the same bits."""
+    """`value` in another type with the same bits."""
     from jaxlib.mlir.dialects import arith
 
     return value if value.type == type_ else arith.bitcast(type_, value)
 
 
 def _from_lane(value, distance: int):
-    """The value of the lane whose number differs in the bit `distance`; 64 bits are exchanged as two halves."""
+    """The value of the lane whose index differs in the bit `distance`; 64 bits are exchanged as two halves."""
     from jax.experimental.mosaic.gpu import utils
     from jaxlib.mlir import ir
     from jaxlib.mlir.dialects import arith

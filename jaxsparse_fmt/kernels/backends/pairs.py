@@ -26,14 +26,14 @@ def is_complex(a: Any) -> bool:
 
 
 def reals(dtype: Any) -> int:
-    """How many real numbers one number is."""
+    """The number of real numbers that make one of this dtype: 2 if it is complex, else 1."""
     return 2 if jnp.issubdtype(dtype, jnp.complexfloating) else 1
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pair:
-    """Complex numbers, one a lane, or one a lane and right-hand side."""
+    """Complex numbers, one per lane, or one per lane and right-hand side."""
 
     re: Any
     im: Any
@@ -53,12 +53,12 @@ class Pair:
     __rmul__ = __mul__
 
     def __ne__(self, number: Any) -> Any:
-        """Where it differs from a real number."""
+        """Whether each differs from a real number."""
         return (self.re != number) | (self.im != 0)
 
 
 def widened(a: Any, dtype: Any) -> Any:
-    """Lanes with numbers of the precision of `dtype`; real ones stay real."""
+    """Lanes in the precision of `dtype`; real ones stay real."""
     return jax.tree.map(lambda part: part.astype(jnp.finfo(dtype).dtype), a)
 
 
@@ -80,7 +80,7 @@ class InPairs:
 
     def __init__(self, d: Any):
         self._d, self.rows = d, d.rows
-        self.program_id, self.lanes, self.own, self.barrier = d.program_id, d.lanes, d.own, d.barrier
+        self.program_id, self.lanes, self.part, self.barrier = d.program_id, d.lanes, d.part, d.barrier
 
     def full(self, value: Any, dtype: Any) -> Any:
         if not jnp.issubdtype(dtype, jnp.complexfloating):
@@ -120,7 +120,7 @@ def on_reals(
     out: Sequence[jax.ShapeDtypeStruct],
     copies: bool,
 ) -> tuple[Array, ...]:
-    """run(*arrays), one kernel, of the real arrays whose memory the given flat ones are.
+    """run(*arrays), one kernel, on the memory of the given flat arrays as real ones.
 
     Args:
       run: gets and returns real arrays.

@@ -43,16 +43,16 @@ def use_backend(name: str) -> Iterator[None]:
         yield
 
 
-def active_backend(own: str) -> str:
-    """The backend that a matrix with the backend `own` uses here."""
-    return _backend.value if own == "auto" else own
+def active_backend(backend: str) -> str:
+    """The backend that a matrix with this one uses here: for "auto" that of `use_backend`."""
+    return _backend.value if backend == "auto" else backend
 
 
 def resolve(backend: str, platform: str | None, shared: bool = False) -> str:
     """The backend of a product that is lowered for `platform`: "cuda", "cpu", or None for any other.
 
     Args:
-      shared: whether the kernel is faster where the lanes of a block share memory.
+      shared: whether the kernel is faster if the lanes of a block share memory.
 
     Returns:
       "xla", "triton", "mosaic", "numba" or "interpret". ValueError: `backend` cannot run there.

@@ -43,7 +43,7 @@ class Triton:
     def store(self, ref: Any, idx: jax.Array, value: jax.Array, live: jax.Array) -> None:
         self._triton.store(ref.at[idx], value.astype(ref.dtype), mask=jnp.broadcast_to(live, idx.shape))
 
-    def own(self, i: jax.Array, n: int) -> jax.Array:
+    def part(self, i: jax.Array, n: int) -> jax.Array:
         return i * n
 
     def barrier(self) -> None:
@@ -63,26 +63,27 @@ class Triton:
         return [self.full(jnp.sum(a) if a.ndim else a, a.dtype) for a in loaded]
 
     def store_sums(self, ref: Any, i: jax.Array, value: jax.Array, m: int) -> None:
-        """Stores one number for each warp if m has room for that, else one for the block; and zeros.
+        """Stores one sum for each warp if m has room for that, else one for the block; and zeros.
 
         A sum over several warps takes shared memory, and for a kernel with any of it an H100 sets 233 of 256 kB aside,
         which its L1 cache then lacks (Nsight Compute, 2026-11-26).
         """
         zero, threads = jnp.zeros((), value.dtype), self.rows // self._per_thread
-        beside = m * WARP // threads  # places for each warp
-        if beside == 0:
+        per_warp = m * WARP // threads  # places for each warp
+        if per_warp == 0:
             place = jnp.arange(m, dtype=jnp.int32)
             sums = jnp.where(place == 0, jnp.sum(value), zero)
             return self.store(ref, m * i + place, sums, m * i + place < ref.shape[0])
-        thread, own = jnp.arange(threads, dtype=jnp.int32), jnp.sum(value.reshape(threads, self._per_thread), axis=1)
-        sums, first = self.sum_threads(own, WARP, 1), m * i + lax.div(thread, jnp.int32(WARP)) * beside
-        for k in range(beside):
+        thread = jnp.arange(threads, dtype=jnp.int32)
+        of_thread = jnp.sum(value.reshape(threads, self._per_thread), axis=1)
+        sums, first = self.sum_threads(of_thread, WARP, 1), m * i + lax.div(thread, jnp.int32(WARP)) * per_warp
+        for k in range(per_warp):
             live = (lax.rem(thread, jnp.int32(WARP)) == 0) & (first + k < ref.shape[0])
             self.store(ref, first + k, sums if k == 0 else jnp.zeros_like(sums), live)
 
 
 class Interpreted(Triton):
-    """Triton's dialect for Pallas' interpreter, whose masked store writes old numbers where dead lanes point."""
+    """Triton's dialect for Pallas' interpreter, whose masked store writes old values at the indices of dead lanes."""
 
     def store(self, ref: Any, idx: jax.Array, value: jax.Array, live: jax.Array) -> None:
         past_the_end = jnp.full_like(idx, ref.shape[0])

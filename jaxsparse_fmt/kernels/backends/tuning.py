@@ -17,14 +17,14 @@ class Launch:
     columns_a_lane: int = 4  # right-hand sides that a lane has in registers, and the most that it loads at once
     pack_bytes: int = 16  # of right-hand sides that a lane loads at once: the longest load
     lanes_a_row: int = 8  # the most neighbouring lanes that share a row's right-hand sides; beyond, A is read again
-    columns_alone: int = 8  # right-hand sides of a lane where neighbouring lanes do not share them
+    columns_alone: int = 8  # right-hand sides of a lane if neighbouring lanes do not share them
     most_kept: int = 2**12  # sums that a block keeps in shared memory until it has them all
     # Bytes of sums for which a lane of such a block loads entries before it uses the first. By hand: 16 sums of 4 bytes
     # and 8 of 8 bytes were the fastest on most of nine matrices.
     kept_loads: int = 64
     stream: bool = True  # Triton: evict what is read once, the matrix, before what is read again, x
-    # Lanes of one thread, and entries of a lane that are loaded before the first is used, by what a lane loads beside
-    # its values. Where that is little, one lane a thread keeps too few bytes in flight.
+    # Lanes of one thread, and entries of a lane that are loaded before the first is used, by what a lane loads in
+    # addition to its values. If that is little, one lane per thread keeps too few bytes in flight.
     loads: Mapping[str, tuple[int, int]] = dataclasses.field(
         default_factory=lambda: {
             "full": (1, 4),  # a 4-byte index, or its own bounds
@@ -34,12 +34,12 @@ class Launch:
             "very short deltas": (2, 2),
             "whole diagonals": (1, 4),  # from the first row to the last
             "narrow whole diagonals": (2, 4),  # the same for sums of 4 bytes or fewer
-            "blocks": (1, 9),  # whole blocks, of so many entries at most: one index for several values
+            "blocks": (1, 9),  # whole blocks, of 9 entries at most: one index for several values
             "diagonals": (2, 8),  # of a slice: no index, and short rows that one trip covers
             "shared": (4, 4),  # neighbouring lanes share a row of CSR
             "very long shared": (4, 8),
             "tiles": (1, 8),  # CSR5: a lane has entries of several rows
-            "columns": (1, 4),  # tiles and shared rows, where a lane has several right-hand sides to itself
+            "columns": (1, 4),  # tiles and shared rows, if a lane has several right-hand sides to itself
         }
     )
     # In Mosaic GPU a thread has one lane, since more lanes cost registers, and so threads; these are exceptions.
@@ -53,10 +53,10 @@ class Launch:
         }
     )
     # Triton: lanes of a block of whole diagonals, which finds x and values of earlier rows in the L1 cache; fewer lanes
-    # where fewer blocks than `least_blocks`, two for each multiprocessor of an H200, would be left.
+    # if there would be fewer blocks than `least_blocks`, two for each multiprocessor of an H200.
     diagonal_rows: int = 512
     least_blocks: int = 264
-    sweep_rows: int = 1024  # numbers of each vector that a block of a pass over vectors takes at a time
+    sweep_rows: int = 1024  # elements of each vector that a block of a pass over vectors takes at a time
     sweep_blocks: int = 512  # the most blocks of such a pass; each leaves 4 partial sums
     most_parts: int = 4096  # the most partial sums, since every block of a later pass adds them up for itself
     # The CPU.
@@ -102,8 +102,8 @@ def block(dialect: str, load: str, slice_size: int) -> Block:
 def tile_block(lanes: int, p: int, kept_bytes: int = 0) -> Block:
     """The block for a tile of `lanes` and p right-hand sides; `kept_bytes`: of a sum, if the block keeps its sums.
 
-    In Mosaic GPU it may have several warpgroups. A sum or maximum over lanes would be that of one warpgroup, so the
-    kernel has none, and lanes exchange numbers through scratch and barriers.
+    In Mosaic GPU it may have several warpgroups. A sum or maximum over lanes would cover one warpgroup, so the kernel
+    has none, and lanes exchange sums through scratch and barriers.
     """
     per_thread, unroll = LAUNCH.loads["tiles" if p == 1 else "columns"]
     return Block(lanes, per_thread, LAUNCH.kept_loads // kept_bytes if kept_bytes else unroll)
@@ -116,6 +116,6 @@ def columns_block(dialect: str, load: str, lanes_a_row: int) -> Block:
 
 
 def sweep_block(dialect: str) -> Block:
-    """The block of a pass over vectors: eight entries a lane in Mosaic GPU, four lanes a thread in Triton."""
+    """The block of a pass over vectors: eight entries per lane in Mosaic GPU, four lanes per thread in Triton."""
     rows = LAUNCH.sweep_rows
     return Block(LAUNCH.rows, 1, rows // LAUNCH.rows) if dialect == "mosaic" else Block(rows, 4, 1)

@@ -7,9 +7,9 @@ import numpy as np
 
 TARGET = "jaxsparse_native"  # the handler's name in XLA
 OPERANDS = ("a", "b", "columns", "ptr", "pattern")  # arrays of every call: a and b of [b, ...], the others shared
-# The numbers of every call. The handler reads the first line: the kernel, the members of the batch, the pieces of a
-# member, the bytes from one member to the next of the two operands and of the result, and the bytes from one piece to
-# the next of the result; and it compares the last of `n_ptr` pointers with `most`, if that is not negative. The kernel
+# The sizes of every call. The handler reads the first line: the kernel, the members of the batch, the pieces of a
+# member, the bytes from one member to the next of the two operands and of the result, and the bytes from one piece of
+# the result to the next; and it compares the last of `n_ptr` pointers with `most`, unless that is negative. The kernel
 # reads the pieces and the last line, in the order of `numba_kernels.Operands`.
 SIZES = (
     *("kernel", "batch", "pieces", "a_bytes", "b_bytes", "out_bytes", "piece_bytes", "most"),
@@ -20,7 +20,7 @@ SIZES = (
 KINDS = ("product rows", "columns rows", "transposed rows", "outer rows", "product diagonals", "solved rows")
 FLOATS = tuple(map(np.dtype, ("float32", "float64", "complex64", "complex128")))
 POINTERS = tuple(map(np.dtype, ("int32", "int64")))
-# Programs kept on disk contain these numbers, so a kernel has the same number in every process.
+# Programs on disk contain these numbers, so a kernel has the same number in every process.
 NUMBERS: dict[tuple[Any, ...], int] = {
     key: i for i, key in enumerate(itertools.product(KINDS, FLOATS, FLOATS, POINTERS))
 }
@@ -28,7 +28,7 @@ KEYS = tuple(NUMBERS)
 # XLA's interface for which the handler is written, c_api.h of jaxlib 0.10.2: its version, the sizes in bytes of what
 # the handler reads by place, and numbers of an extension, a stage, a dtype and kinds of errors.
 API_VERSION = 0, 3
-FRAME_BYTES, API_BYTES = 168, 152  # at least: fields may be added behind the last
+FRAME_BYTES, API_BYTES = 168, 152  # at least: versions may add fields at the end
 ARGUMENTS_BYTES, RESULTS_BYTES, ATTRIBUTES_BYTES = 40, 40, 48  # exactly: parts of the frame
 METADATA, EXECUTE, INT64 = 1, 3, 5
 INVALID, MISSING, EXHAUSTED = 3, 5, 8

@@ -39,9 +39,9 @@ def call(
 
     Args:
       shape: of the result, in the dtype to which a and b promote: [b, ...], or [b, pieces, ...] for a transposed
-        product, where every piece has a result of its own.
-      sizes: those of `SIZES` that the arrays do not give and that are not 0; `most`, the largest last number that ptr
-        may have, is -1 without it: any.
+        product, in which every piece has its own result.
+      sizes: those of `SIZES` that do not follow from the arrays and are not 0. `most`, the largest last element that
+        ptr may have, is -1 by default: any.
     """
     result = jnp.result_type(a, b)
     a, b = (v.astype(accumulator(v.dtype)) for v in (a, b))
@@ -49,13 +49,17 @@ def call(
     if number is None or not _ready(number):
         return None
     out = jax.ShapeDtypeStruct(shape, jnp.result_type(a, b))
-    bytes_of = lambda v, axis: math.prod(v.shape[axis:]) * np.dtype(v.dtype).itemsize  # noqa: E731
-    sizes |= {"kernel": number, "batch": a.shape[0], "a_bytes": bytes_of(a, 1), "b_bytes": bytes_of(b, 1)}
-    sizes |= {"piece_bytes": bytes_of(out, 2)} if kind.startswith("transposed") else {"out_bytes": bytes_of(out, 1)}
+    sizes |= {"kernel": number, "batch": a.shape[0], "a_bytes": _bytes(a, 1), "b_bytes": _bytes(b, 1)}
+    sizes |= {"piece_bytes": _bytes(out, 2)} if kind.startswith("transposed") else {"out_bytes": _bytes(out, 1)}
     sizes = {"n_ptr": ptr.size, "most": -1} | sizes
     assert sizes.keys() <= set(SIZES)
     words = np.array([sizes.get(name, 0) for name in SIZES], np.int64)
     return jax.ffi.ffi_call(TARGET, out)(a, b, columns, ptr, pattern, sizes=words).astype(result)
+
+
+def _bytes(array: Any, axis: int) -> int:
+    """Bytes of one member, without the axes before `axis`."""
+    return math.prod(array.shape[axis:]) * np.dtype(array.dtype).itemsize
 
 
 # ----------------------------------------------------------------------------------------------------------- compiling

@@ -12,9 +12,9 @@ When XLA registers a handler, it asks for the version of the interface for which
 one that it no longer supports. Where the structures have other sizes, a handler leaves the version at 0.0, which XLA
 never supports.
 
-The only attribute is `sizes`, the int64 numbers that `abi.SIZES` lists, among them the numbers of the kernel and of the
-pieces of the work. XLA's own threads and the caller compute the pieces: each takes the next that is left, and the
-caller never waits for a thread that has not begun. So any number of devices may call at the same time.
+The only attribute is `sizes`, the int64 words that `abi.SIZES` lists. XLA's threads and the caller compute the pieces
+of the work: each takes the next piece that is left, and the caller never waits for a thread that has not begun. So any
+number of devices may call at the same time.
 
 A kernel is a C function of 8 words: the data of a, b and the result, of one member of the batch; those of columns, ptr
 and pattern; the sizes; and the piece.
@@ -22,8 +22,8 @@ and pattern; the sizes; and the piece.
 No Python runs between XLA's call and the address of a kernel: Python could raise KeyboardInterrupt there, which a C
 caller loses. So a kernel must be in the table when a program calls it; an empty place is an error in words.
 
-XLA takes fresh memory for a large result, and the first write to each page of it costs more than a kernel's work on
-that page. So the handler asks Linux for huge pages there.
+XLA takes fresh memory for a large result, and the first write to each of its pages takes longer than a kernel's work on
+the page. So the handler asks Linux for huge pages.
 """
 
 import contextlib
@@ -205,12 +205,12 @@ class _Code(ir.IRBuilder):
         super().__init__(function.append_basic_block())
         self.arguments = list(function.args)
 
-    def address(self, of: Any, k: int) -> Any:
+    def address(self, start: Any, k: int) -> Any:
         """The address of the k-th word from an address on."""
-        return self.add(of, WORD(8 * k))
+        return self.add(start, WORD(8 * k))
 
-    def word(self, of: Any, k: int = 0) -> Any:
-        return self.load(self.inttoptr(self.address(of, k), WORD.as_pointer()))
+    def word(self, start: Any, k: int = 0) -> Any:
+        return self.load(self.inttoptr(self.address(start, k), WORD.as_pointer()))
 
     def operand(self, name: str) -> Any:
         """The buffer of an operand, by its name in `abi.OPERANDS`."""
@@ -232,19 +232,19 @@ class _Code(ir.IRBuilder):
         """The lower four bytes of a word, an int of C."""
         return self.and_(word, WORD(0xFFFFFFFF))
 
-    def put(self, of: Any, *words: Any) -> None:
+    def put(self, start: Any, *words: Any) -> None:
         """Stores words from an address on."""
         for k, word in enumerate(words):
             word = WORD(word) if isinstance(word, int) else word
-            self.store(word, self.inttoptr(self.address(of, k), WORD.as_pointer()))
+            self.store(word, self.inttoptr(self.address(start, k), WORD.as_pointer()))
 
-    def add_to(self, of: Any, k: int, value: int) -> Any:
+    def add_to(self, start: Any, k: int, value: int) -> Any:
         """Adds to a word atomically; returns the word before."""
-        return self.atomic_rmw("add", self.inttoptr(self.address(of, k), WORD.as_pointer()), WORD(value), "seq_cst")
+        return self.atomic_rmw("add", self.inttoptr(self.address(start, k), WORD.as_pointer()), WORD(value), "seq_cst")
 
-    def text(self, of: str) -> Any:
+    def text(self, text: str) -> Any:
         """The address of a text of the module."""
-        content = bytearray(of.encode() + b"\0")
+        content = bytearray(text.encode() + b"\0")
         kind = ir.ArrayType(ir.IntType(8), len(content))
         made = ir.GlobalVariable(self.module, kind, self.module.get_unique_name("text"))
         made.initializer, made.linkage = ir.Constant(kind, content), "internal"

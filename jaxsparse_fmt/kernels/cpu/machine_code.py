@@ -6,9 +6,9 @@ function in a few milliseconds. The file's name is a hash of the sources, the ve
 
     $NUMBA_CACHE_DIR/HASH.o, else __pycache__ beside this file, else kernels/ in the user's folder (`user_cache`)
 
-Whoever writes such a file has the user's processes run it, and anybody can compute its name and digest. So a file is
-linked, and written, only where nobody but the user and root could change it (`exposed`); elsewhere every process
-compiles. The digest covers the name because others may have renamed files before the user closed a folder to them.
+The user's processes run such a file, and anybody can compute its name and digest. So files are linked and written only
+in folders that nobody but the user and root can change (`exposed`); without one every process compiles. The digest
+covers the name because others may have renamed files before the user closed a folder to them.
 """
 
 import contextlib
@@ -81,9 +81,10 @@ def _compiled_anew(make: Callable[[], tuple[Any, str]], name: str) -> int:
 
 
 def _apart(f: Callable[[], int], name: str) -> int:
-    """f(), not in the first thread: an interrupt there would keep results from LLVM, which calls back into llvmlite.
+    """f() on a worker thread.
 
-    A caller that is interrupted leaves f to the next one of this name.
+    On the main thread Ctrl-C could raise inside llvmlite's callbacks and leave LLVM without a result. After an
+    interrupt the next caller of this name awaits the same f.
     """
     if threading.current_thread() is not threading.main_thread():
         return f()
@@ -101,7 +102,7 @@ def _compiler() -> ThreadPoolExecutor:
 
 
 def _keep(name: str, content: bytes) -> None:
-    """Writes a file to the first folder that takes it; warns if none does and others can write to one of them."""
+    """Writes a file to the first folder that takes it; warns if none does because others can write to it."""
     reason = ""
     for folder in _folders():
         with contextlib.suppress(OSError):
@@ -131,7 +132,7 @@ def _content(name: str, compiled: Any) -> bytes:
     """The file, of this name, of a C function of Numba.
 
     Raises:
-      ValueError: it refers to a name that `_linked` could not resolve, which would end the process.
+      ValueError: it refers to a name that `_linked` cannot resolve, which would end the process.
     """
     library = compiled._library
     module = library._final_module
@@ -177,7 +178,7 @@ def compiled(text: str, name: str) -> int:
 def _engine(effort: int) -> Any:
     """LLVM's engine without code, compiling with an effort from 0 to 3; kept, since it owns its code.
 
-    Each module has an engine of its own: two may have functions of one name, and an interrupt may leave one behind.
+    Each module has its own engine, since modules may have functions of one name, and interrupts may leave modules.
     """
     from llvmlite import binding
 
@@ -192,7 +193,7 @@ def _engine(effort: int) -> Any:
 
 @functools.cache
 def _machine(folder: Path) -> tuple[Any, ...]:
-    """What the machine code of the sources in a folder depends on."""
+    """The sources in a folder, as a digest, the versions and the CPU, on which their machine code depends."""
     from llvmlite import binding
 
     sources = b"".join(file.read_bytes() for file in (Path(__file__), *sorted(folder.glob("*.py"))))

@@ -21,7 +21,7 @@ def over_rows(kernel: Callable[..., None], n_rows: int, n_marks: int, *arguments
 
     Args:
       kernel: for Numba to compile, from a module of this folder.
-      n_marks: how many marks a thread has, int64; they start at -1.
+      n_marks: the number of a thread's marks, int64; they start at -1.
       arguments: contiguous arrays and integers.
       rows: of a task.
     """
@@ -49,10 +49,10 @@ def in_threads(thread: Callable[[], None], tasks: int) -> None:
 
 
 def in_pieces(f: Callable[..., tuple[np.ndarray, ...]], *arrays: np.ndarray, places: int = 0) -> tuple[np.ndarray, ...]:
-    """f(*arrays), which computes row by row, for pieces on every core: NumPy keeps a piece in the cache of a core.
+    """f(*arrays), which computes row by row, in pieces on every core: a piece stays in a core's cache.
 
     Args:
-      places: of a row of the results; 0: as many as the first array has.
+      places: of a row of the results; 0: those of the first array.
     """
     n, step = len(arrays[0]), max(PLACES // max(places or arrays[0][:1].size, 1), 1)
     found = tuple(np.empty((n, *a.shape[1:]), a.dtype) for a in f(*(a[:0] for a in arrays)))
@@ -60,16 +60,16 @@ def in_pieces(f: Callable[..., tuple[np.ndarray, ...]], *arrays: np.ndarray, pla
 
     def thread() -> None:
         for begin in begins:
-            here = slice(begin, begin + step)
-            for whole, part in zip(found, f(*(a[here] for a in arrays)), strict=True):
-                whole[here] = part
+            piece = slice(begin, begin + step)
+            for whole, part in zip(found, f(*(a[piece] for a in arrays)), strict=True):
+                whole[piece] = part
 
     in_threads(thread, -(-n // step))
     return found
 
 
 def in_some_piece(f: Callable[..., Any], *arrays: np.ndarray) -> bool:
-    """Whether f(*pieces) holds for some piece of the arrays [n], asked on every core until it does."""
+    """Whether f(*pieces) holds for some piece of the arrays [n], tried on every core until it does."""
     begins = range(0, len(arrays[0]), PLACES)
     if len(begins) == 1:
         return bool(f(*arrays))
@@ -86,7 +86,7 @@ os.register_at_fork(after_in_child=_threads.cache_clear)  # a child has none of 
 
 @functools.cache
 def _function(kernel: Callable[..., None], kinds: tuple[str, ...]) -> Any:
-    """The compiled kernel for arguments of these kinds behind the marks."""
+    """The compiled kernel for arguments of these kinds after the marks."""
     signature = f"void(int64, int64, CPointer(int64), {', '.join(kinds)})"
     try:
         address = machine_code.address(lambda: (kernel, signature), kernel.__module__, kernel.__name__, signature)
