@@ -1,5 +1,7 @@
 """The pages of the site: their links lead to pages, generated parts are filled in, docstrings survive as text."""
 
+import re
+
 import pytest
 
 pytest.importorskip("matplotlib")
@@ -62,3 +64,11 @@ def test_every_public_function_and_class_is_on_one_page_of_the_reference():
     public = {(module, name) for module, name in public if callable(getattr(module, name))}
     assert len(set(shown)) == len(shown)
     assert public - {*shown} == {(jsf, "Choice"), (jsf.io, "read_mtx")}  # which the other module has, too
+
+
+def test_every_file_that_contributing_names_exists():
+    text = (assemble.ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    folders = ("jaxsparse", "jaxsparse_fmt", "solvers", "benchmarks", "docs", "tests")
+    files = [f"/{path}" for folder in folders for path in (assemble.ROOT / folder).rglob("*.py")]
+    named = {name for name in re.findall(r"[\w/]+\.py\b", text) if not re.search("[A-Z]", name)}
+    assert not [name for name in named if not any(file.endswith(f"/{name}") for file in files)]
