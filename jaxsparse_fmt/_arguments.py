@@ -15,8 +15,6 @@ from jaxsparse_fmt._dtypes import STORABLE, floating_dtype
 from jaxsparse_fmt._text import did_you_mean, readable_bytes
 
 MAX_DENSE_BYTES = 2 * 2**30  # of a dense array made from a matrix
-
-
 _FLOATING = frozenset(map(jnp.dtype, STORABLE))
 
 
@@ -27,8 +25,9 @@ def owned(a: Any, dtype: Any = None) -> jax.Array:
     after it has returned.
     """
     refuse_bcoo(a)
-    # In the byte order of this machine, which JAX requires.
-    return jnp.asarray(np.array(a, dtype or a.dtype.newbyteorder("=")) if isinstance(a, np.ndarray) else a, dtype)
+    if isinstance(a, np.ndarray):
+        a = np.array(a, dtype or a.dtype.newbyteorder("="))  # JAX requires the byte order of this machine
+    return jnp.asarray(a, dtype)
 
 
 def of_jax_sparse(a: Any) -> bool:
@@ -47,9 +46,10 @@ def refuse_bcoo(a: Any) -> None:
 
 def check_dense(shape: tuple[int, int], dtype: Any, cure: str, max_bytes: float = MAX_DENSE_BYTES) -> None:
     """Raises ValueError, which ends with `cure`, for a dense array so large that XLA would abort the process."""
-    (rows, cols), itemsize = shape, np.dtype(dtype).itemsize
-    if rows * cols * itemsize > max_bytes:
-        raise ValueError(f"a dense {rows} × {cols} matrix takes {readable_bytes(rows * cols * itemsize)}; {cure}")
+    rows, cols = shape
+    nbytes = rows * cols * np.dtype(dtype).itemsize
+    if nbytes > max_bytes:
+        raise ValueError(f"a dense {rows} × {cols} matrix takes {readable_bytes(nbytes)}; {cure}")
 
 
 def as_floating(x: Any, what: str, dtype: Any = None) -> jax.Array:
@@ -124,10 +124,11 @@ def as_vector(x: Any, A: Any, axis: int, what: str) -> jax.Array:
 
 
 def check_choice(name: str, value: Any, choices: Iterable[str], more: str = "") -> None:
-    """ValueError, which lists the choices and the one that is spelt most like `value`, if `value` is none of them.
+    """ValueError if `value` is none of the choices; it lists them and the one that is spelt most like `value`.
 
     Args:
       more: what else the argument takes, for the text.
     """
-    if value not in (known := tuple(choices)):
+    known = tuple(choices)
+    if value not in known:
         raise ValueError(f"{name} must be one of {', '.join(known)}{more}; got {value!r}{did_you_mean(value, known)}")

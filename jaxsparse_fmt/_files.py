@@ -21,11 +21,11 @@ def user_cache() -> Path | None:
 
 
 def exposed(folder: Path) -> str:
-    """How users beside this one and root could change what a folder holds; empty where they could not.
+    """How users other than this one and root could change the content of a folder; empty if they cannot.
 
     As sshd's StrictModes asks, every folder on the way belongs to the user or root, and nobody else can write to it. A
-    sticky one, such as /tmp, may lie on the way: there only owners rename. The walk begins at the root, so that nobody
-    else can change a part once it is checked. OSError: there is no such folder.
+    sticky folder, such as /tmp, may lie on the way: there only owners rename. The walk begins at the root, so that
+    nobody else can change a part after its check. OSError: there is no such folder.
     """
     last = folder.stat()  # raises for a circle of links
     for part in _way(folder.absolute()):
@@ -68,19 +68,19 @@ def read_private(path: Path) -> bytes:
 
 def write_private(path: Path, content: bytes) -> None:
     """Writes a file for `read_private`, whole or not at all, whatever the umask; a link at its place is replaced."""
-    with _moved_to(path, 0o644) as file:
+    with _renamed_to(path, 0o644) as file:
         file.write(content)
 
 
 def make_private(folder: Path) -> None:
-    """Makes a folder and its parents where they are missing, for the user alone (`Path.mkdir` opens the parents)."""
+    """Makes a folder and its missing parents, for the user alone (`Path.mkdir` opens the parents to others)."""
     for part in (*reversed(folder.parents), folder):
         part.mkdir(mode=0o700, exist_ok=True)
 
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """A file beside `path` that replaces it when the block succeeds, and is removed when the block fails.
+    """A file in the folder of `path` that replaces it when the block succeeds, and is removed when the block fails.
 
     Pipes and devices stay, and get the bytes of a block that succeeds.
     """
@@ -90,12 +90,12 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
             scratch.seek(0)
             shutil.copyfileobj(scratch, file)
         return
-    with _moved_to(Path(os.path.realpath(path)), 0o666) as file:  # a link stays a link
+    with _renamed_to(Path(os.path.realpath(path)), 0o666) as file:  # a link stays a link
         yield file
 
 
 @contextlib.contextmanager
-def _moved_to(target: Path, mode: int) -> Iterator[BinaryIO]:
+def _renamed_to(target: Path, mode: int) -> Iterator[BinaryIO]:
     """A file of this mode, less the umask, that becomes `target` when the block succeeds."""
     scratch = target.with_name(f".{target.name}-{uuid.uuid4().hex[:8]}")
     try:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
-# What the names of other libraries are here.
+# The calls for names of other libraries.
 _ELSEWHERE = {
     "spsolve linsolve": "jaxsparse.direct(A, b)",
     "splu lu cholesky factorize": "jaxsparse.factorized(A)",
@@ -50,7 +50,7 @@ class _Package(ModuleType):
         return vars(self)[name]
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Binds the function `cg` where Python binds the module `cg` in which it stands, after it has imported it."""
+        """Binds the function `cg` when Python, after an import, would bind the module `cg` that defines it."""
         super().__setattr__(name, getattr(value, name, value) if name in vars(self)["_late"] else value)
 
     def __dir__(self) -> list[str]:
@@ -61,10 +61,12 @@ def import_late(package: str, modules: dict[str, str]) -> None:
     """Lets Python import the public names of a package when they are first used.
 
     Args:
-      modules: {module of the package, or of this library by its whole name: the names that it has}; a module that is
-        itself such a name is named so.
+      modules: the names in each module, by its name in the package or, if it is of jaxsparse_fmt, by its whole name. A
+        module that is itself a public name has that name.
     """
-    whole = lambda module: module if module.startswith("jaxsparse_fmt.") else f"{package}.{module}"  # noqa: E731
-    late = {name: whole(module) for module, names in modules.items() for name in names.split()}
+    late = {}
+    for module, names in modules.items():
+        whole = module if module.startswith("jaxsparse_fmt.") else f"{package}.{module}"
+        late |= dict.fromkeys(names.split(), whole)
     vars(sys.modules[package])["_late"] = late
     sys.modules[package].__class__ = _Package

@@ -6,12 +6,12 @@ from typing import Any
 
 
 def nearest(value: Any, choices: Iterable[str]) -> str:
-    """The choice that is spelt most like `value`; "" where none is spelt alike."""
+    """The choice that is spelt most like `value`; "" if none is similar."""
     return next(iter(difflib.get_close_matches(str(value), list(choices), 1)), "")
 
 
 def did_you_mean(value: Any, choices: Iterable[str]) -> str:
-    """`; did you mean 'csr'?`, or nothing where no choice is spelt alike."""
+    """`; did you mean 'csr'?`, or nothing if no choice is similar."""
     near = nearest(value, choices)
     return f"; did you mean {near!r}?" if near else ""
 

@@ -1,4 +1,4 @@
-"""Whether code is traced, where arrays lie, and JAX's modes under which this library computes."""
+"""Whether code and arrays are traced, the device of arrays, and JAX's modes under which this library computes."""
 
 import contextlib
 import functools

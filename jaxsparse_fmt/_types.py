@@ -48,7 +48,7 @@ class CsrArrays:
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """The arguments of a conversion beside the matrix.
+    """The arguments of a conversion other than the matrix.
 
     Attributes:
       dtype: of the stored values.

@@ -9,11 +9,10 @@ from typing import Any
 import jax
 import numpy as np
 import scipy
-from jax.core import Tracer
 
 from jaxsparse_fmt._arguments import as_floating, of_jax_sparse
 from jaxsparse_fmt._dtypes import check_keeps_imaginary, floating_dtype, requested_dtype
-from jaxsparse_fmt._tracing import concrete
+from jaxsparse_fmt._tracing import concrete, is_traced
 from jaxsparse_fmt._types import Csr, CsrArrays, Target
 from jaxsparse_fmt.algebra import patterns
 from jaxsparse_fmt.algebra.assembly import assembly, coordinates, grouped, summed
@@ -65,14 +64,15 @@ def from_scipy(
       <ell 16×16, nnz=64, float64, fill=0.800, 960 B>
     """
     csr, target = checked(S, dtype, backend, max_bytes)
-    return (_with_transpose if transpose else build)(csr, format, target, **layout)
+    make = _with_transpose if transpose else build
+    return make(csr, format, target, **layout)
 
 
 def _with_transpose(csr: Csr, name: str, target: Target, **layout: Any) -> SparseMatrix:
-    """The canonical `csr` in the format named or chosen, with its transpose beside it."""
+    """The canonical `csr` in the format named or chosen, with its transpose."""
     block: Any = layout.get("block_shape")
-    turns = isinstance(block, tuple | list) and len(block) == 2
-    if turns and name == "bsr" and isinstance(block[0], int | np.integer) and block[0] > MAX_COLUMNS:
+    has_blocks = isinstance(block, tuple | list) and len(block) == 2
+    if has_blocks and name == "bsr" and isinstance(block[0], int | np.integer) and block[0] > MAX_COLUMNS:
         raise ValueError(
             f"block_shape[0] must be at most {MAX_COLUMNS} rows with transpose=True, which turns the blocks: a kernel "
             f"unrolls their columns; got {block[0]}"
@@ -81,9 +81,9 @@ def _with_transpose(csr: Csr, name: str, target: Target, **layout: Any) -> Spars
     if A._transposes:
         return A
     building.check_pointers(csr.shape[1], "columns", csr.nnz, target)
-    if turns:
+    if has_blocks:
         layout = layout | {"block_shape": tuple(reversed(block))}
-    return Paired.from_csr(csr, A=A, across=lambda turned: build(turned, name, target, **layout))
+    return Paired.from_csr(csr, A=A, across=lambda transpose: build(transpose, name, target, **layout))
 
 
 def _ranked(csr: Csr, target: Target) -> SparseMatrix:
@@ -125,7 +125,7 @@ def checked(S: Any, dtype: Any, backend: str, max_bytes: float | None = None) ->
 
 @functools.cache
 def _warn_once(stored: str) -> None:
-    """Says once in a process, of the line of the user's that made the matrix, that digits are lost."""
+    """Warns once in a process that digits are lost, and names the user's line that made the matrix."""
     frame, level = sys._getframe(), 1
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("jaxsparse_fmt", "solvers"):
         frame, level = frame.f_back, level + 1
@@ -156,8 +156,9 @@ def from_coo(
       [[1.0, 0.0], [2.0, 3.0]]
     """
     if isinstance(row, tuple) and len(row) == 2 and isinstance(row[1], tuple | list):
-        (data, (row, col)), shape = row, col if shape is None else shape
-    if isinstance(data, Tracer):
+        shape = col if shape is None else shape
+        data, (row, col) = row
+    if is_traced(data):
         if dtype is not None:
             check_keeps_imaginary(data.dtype, requested_dtype(dtype))
             data = data.astype(dtype)
@@ -234,10 +235,10 @@ def read_mtx(path: Any, format: str = "auto", dtype: Any = None, **options: Any)
 
 
 def _for_scipy(a: np.ndarray, dtype: Any, what: str) -> tuple[np.ndarray, Any]:
-    """The array for SciPy, and the final dtype: narrow types pass through SciPy, which has none, as float32."""
-    kept = floating_dtype(a.dtype, what)
-    if kept.itemsize <= 2 or a.dtype.kind == "V":
-        return a.astype(np.float32), kept if dtype is None else dtype
+    """The array for SciPy, and the final dtype: narrow types, which SciPy lacks, pass through it as float32."""
+    stored = floating_dtype(a.dtype, what)
+    if stored.itemsize <= 2 or a.dtype.kind == "V":
+        return a.astype(np.float32), stored if dtype is None else dtype
     return a.astype(a.dtype.newbyteorder("="), copy=False), dtype
 
 
@@ -263,7 +264,7 @@ def order(S: Any, how: str = "rcm") -> np.ndarray:
 
 
 def canonical(S: Any) -> Csr:
-    """S as CSR with sorted rows, no duplicates and checked indices; shares the arrays of an S that is canonical.
+    """S as CSR with sorted rows, no duplicates and checked indices; it shares the arrays of a canonical S.
 
     If there may be duplicates, integers and booleans become float64, in which duplicates are summed.
 

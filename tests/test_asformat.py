@@ -63,12 +63,6 @@ def test_a_conversion_of_traced_values_is_differentiable_and_maps(layout, rng):
     np.testing.assert_allclose(both, [S @ x, -2 * (S @ x)], rtol=1e-12, atol=1e-12)
 
 
-def test_a_traced_pattern_is_refused_where_it_says_the_size():
-    A = jsf.from_scipy(CASES["irregular"].scipy(), "csr")
-    with pytest.raises(ValueError, match=r"'hll' cannot be made of a traced pattern.* one of coo, csr, csc"):
-        jax.jit(lambda A: A.asformat("hll"))(A)
-
-
 @every_format
 def test_backend_and_dtype_stay(layout):
     B = layout.of(CASES["irregular"].scipy(), dtype=np.float32, backend="xla")

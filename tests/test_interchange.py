@@ -12,8 +12,8 @@ from jax.experimental import sparse
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt import interchange
+from jaxsparse_fmt.formats.building import aligned_copy
 from tests.marks import few
-from tests.test_convert import aligned
 from tests.zoo import ALL, CASES, FIRST_LAYOUTS
 
 S = CASES["irregular"].scipy(np.float64).tocsr()
@@ -88,8 +88,9 @@ def test_from_bcoo_under_jit_sums_duplicates_and_differentiates(layout):
 
 @pytest.mark.parametrize("kind", ["BCOO", "BCSR"])
 @pytest.mark.parametrize("nse", [4, 7])
-def test_is_padding_left_out_on_an_accelerator_too(kind, nse, monkeypatch):
-    monkeypatch.setattr(interchange, "is_on_cpu", lambda a: False)
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_is_padding_left_out_on_a_cpu_and_on_an_accelerator(kind, nse, on_cpu, monkeypatch):
+    monkeypatch.setattr(interchange, "is_on_cpu", lambda a: on_cpu)
     dense = np.diag([2.0, 3, 0, 4]) + np.diag([1.0], k=3)
     B = sparse.BCOO.fromdense(jnp.asarray(dense), nse=nse)
     if kind == "BCSR":
@@ -133,7 +134,7 @@ class Foreign:
 
 
 def test_csr_arrays_come_in_by_dlpack_without_a_copy():
-    arrays = tuple(map(aligned, (S.data, S.indices.astype(np.int32), S.indptr.astype(np.int32))))
+    arrays = tuple(map(aligned_copy, (S.data, S.indices, S.indptr), (S.dtype, np.int32, np.int32)))
     A = jsf.from_cupy(Foreign(arrays, S.shape))
     np.testing.assert_array_equal(A.todense(), S.toarray())
     shared = [a.unsafe_buffer_pointer() for a in (A.values, A.col_idx, A.row_ptr)]

@@ -1,6 +1,6 @@
-"""The product of two matrices by CuPy, that is cuSPARSE, where it is installed: several times as fast as sorting.
+"""The product of two matrices by CuPy, that is cuSPARSE, if it is installed: several times as fast as sorting.
 
-CuPy and JAX read each other's arrays where they lie. The pattern is that of `on_device.multiplied`, and the values have
+CuPy and JAX read each other's arrays without copies. The pattern is that of `on_device.multiplied`, and the values have
 the same bits in every call (six of each product on an H100, CuPy 14).
 """
 
@@ -16,7 +16,7 @@ DTYPES = ("float32", "float64", "complex64", "complex128")
 
 
 def product(a: CsrArrays, b: CsrArrays) -> CsrArrays | None:
-    """a·b, of one dtype; None without CuPy, a GPU, a dtype that it knows, or memory beside JAX's for it to work in."""
+    """a·b, of one dtype; None without CuPy, a GPU, a dtype of cuSPARSE's, or memory that JAX has not taken."""
     arrays = [(A.data, A.indices, A.indptr) for A in (a, b)]
     there, *others = {d for parts in arrays for part in parts for d in part.devices()}
     knows = there.platform == "gpu" and a.data.dtype.name in DTYPES and not others and a.nnz > 0 and b.nnz > 0
@@ -40,7 +40,7 @@ def product(a: CsrArrays, b: CsrArrays) -> CsrArrays | None:
 
 @functools.cache
 def _modules() -> Any:
-    """CuPy's modules; None where it is not installed, or does not find CUDA."""
+    """CuPy's modules; None if it is not installed, or does not find CUDA."""
     try:
         return [*map(importlib.import_module, ("cupy", "cupyx.scipy.sparse", "cupy_backends.cuda.libs.cusparse"))]
     except ImportError:

@@ -1,6 +1,6 @@
 """Patterns of operands, and the matrices of results.
 
-A pattern is SciPy's on the host, or `CsrArrays` where the operands lie on an accelerator (`on_device.py`).
+A pattern is SciPy's on the host; for operands on an accelerator it is a `CsrArrays` (`on_device.py`).
 """
 
 import functools
@@ -98,7 +98,7 @@ def csr(indptr: np.ndarray, indices: np.ndarray, shape: tuple[int, int]) -> Csr:
 def matrix(
     S: Csr, format: str, backend: str, max_bytes: float | None = None, *, dtype: Any = None, **layout: Any
 ) -> SparseMatrix:
-    """A matrix of the pattern of S, in "csr" where `format` would take far more memory.
+    """A matrix of the pattern of S, in "csr" if `format` would take far more memory.
 
     Args:
       dtype: of the values, which are then those of S; None: without values.
@@ -184,7 +184,7 @@ def united(a: Csr, b: Csr, shared: bool = False) -> tuple[Csr, Any, Any]:
     """The pattern of a + b, or with `shared` of the entries that both have; and the entries of a and of b there.
 
     Returns:
-      the pattern; left, right [nnz]: the entry of a and of b; a.nnz or b.nnz where it has none.
+      the pattern; left, right [nnz]: the entry of a and of b; a.nnz or b.nnz if it has none.
     """
     if building.namespace(a.indptr) is not np:
         return on_device.united(a, b, shared)

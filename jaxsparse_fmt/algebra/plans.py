@@ -1,18 +1,16 @@
-"""Plans: the part of an operation that the patterns decide, made once; the call takes the values.
+"""Plans: the part of an operation that the patterns decide, made once; a call takes the values.
 
     plan = js.plan.matmul(A, B)
     C = plan(A, B)               # under jit, grad and vmap too
 
-The values of A @ B are a list of the products a[i]·b[j], in the order of C's entries: with b[j] as its values this list
-is itself a sparse matrix T, [entries of C, entries of A], and C's values are T·a. So the product of a matrix with a
-vector computes them, and its rules give every derivative. A sum needs no list: each of its entries adds at most one
-entry of A and one of B.
+Each entry of C = A @ B sums products a[i]·b[j]. With b[j] as values, the list of these products is a sparse matrix T,
+[entries of C, entries of A], and the entries of C are T·a. So the product of a matrix with a vector computes them, and
+its rules give every derivative. A sum needs no list: each of its entries adds at most one entry of A and one of B.
 
-Where the values are at hand on the host, SciPy computes them with the pattern, and there is no plan.
+If the values are at hand on the host, SciPy computes them with the pattern, and there is no plan.
 """
 
 import dataclasses
-import functools
 import operator
 from typing import Any
 
@@ -151,19 +149,17 @@ def _sums(terms: Any, values: Array, x: Any) -> Array:
 @standard_promotion
 def _combined(combine: Any, a: Array, left: Array | None, b: Array, right: Array | None) -> Array:
     if combine in (operator.add, operator.sub, operator.mul):
-        return _known_combined(combine, a, left, b, right)
-    # A function that the caller makes anew at each call would compile at each call.
-    return combine(*_met(a, left, b, right))
+        return _compiled_combination(combine, a, left, b, right)
+    # Another function may be new at each call, and would compile at each call.
+    return _combination(combine, a, left, b, right)
 
 
-def _met(a: Array, left: Array | None, b: Array, right: Array | None) -> tuple[Array, Array]:
-    """The entry of A and of B at each entry of the result, 0 for a missing one."""
-    return (a if left is None else take(a, left)), (b if right is None else take(b, right))
+def _combination(combine: Any, a: Array, left: Array | None, b: Array, right: Array | None) -> Array:
+    """`combine` of the entry of A and of B at each entry of the result, 0 for a missing one."""
+    return combine(a if left is None else take(a, left), b if right is None else take(b, right))
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _known_combined(combine: Any, a: Array, left: Array | None, b: Array, right: Array | None) -> Array:
-    return combine(*_met(a, left, b, right))
+_compiled_combination = jax.jit(_combination, static_argnums=0)
 
 
 # ------------------------------------------------------------------------------------------------------ public plans
@@ -199,8 +195,9 @@ def multiply(A: Any, B: Any, *, format: str | None = None) -> Sum:
 
 def _paired(operation: str, A: Any, B: Any, format: str | None, overlap: bool) -> Sum:
     _check_pair(operation, A, B)
-    plan = paired(patterns.shared if overlap else patterns.united, operation[:3], format, A, B)
-    return dataclasses.replace(plan, operation=operator.mul) if overlap else plan
+    if not overlap:
+        return paired(patterns.united, "sum", format, A, B)
+    return dataclasses.replace(paired(patterns.shared, "overlap", format, A, B), operation=operator.mul)
 
 
 def paired(make: Any, key: str, format: str | None, A: Any, B: Any) -> Sum:
@@ -236,7 +233,8 @@ def combined(operation: str, A: Any, B: Any, combine: Any, format: str | None = 
       format: of the result, as in `add`.
     """
     _check_pair(operation, A, B)
-    overlap, at_hand = combine is operator.mul, by_scipy.at_hand(A, B, fetched=patterns.are_new(A, B))
+    overlap = combine is operator.mul
+    at_hand = by_scipy.at_hand(A, B, fetched=patterns.are_new(A, B))
     if at_hand is None:
         return _paired(operation, A, B, format, overlap)(A, B, combine)
     places = operator.mul if overlap else operator.add
@@ -290,9 +288,8 @@ def product(A: Any, B: Any) -> SparseMatrix:
     if is_traced(A, B) or not patterns.lie_on_device(A, B):
         return _matmul(A, B, None)(A, B)
     dtype = scipy_dtype(jnp.result_type(A.dtype, B.dtype))
-    a, b = (
-        patterns.with_data(S, M.data.astype(dtype)) for S, M in zip(patterns.patterns_of(A, B), (A, B), strict=True)
-    )
+    S, R = patterns.patterns_of(A, B)
+    a, b = patterns.with_data(S, A.data.astype(dtype)), patterns.with_data(R, B.data.astype(dtype))
     C = by_cupy.product(a, b)
     if C is None:  # a matrix of the products of two entries, all in one column, adds them
         S, first, column, terms = on_device.multiplied(a, b)
@@ -364,7 +361,7 @@ def made(S: Csr, format: str | None, *operands: Any) -> SparseMatrix:
 
 
 def listed_sums(col_idx: Any, row_ptr: Any, shape: tuple[int, int], backend: str) -> CSR:
-    """A list of sums: row k adds the numbers of the vector at `col_idx`; without values."""
+    """A list of sums as a matrix without values: row k lists in `col_idx` the entries of a vector that it adds."""
     n_rows, nnz = shape[0], col_idx.size
     absent: Any = Absent((nnz,))
     with concrete():

@@ -87,7 +87,7 @@ class SparseMatrix(OnOneDevice, Faces):
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays."""
-        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self))
+        return sum([leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self)])
 
     @property
     def nbytes_read(self) -> int:

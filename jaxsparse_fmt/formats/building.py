@@ -227,7 +227,7 @@ def csr_arrays(csr: Csr, dtype: Any) -> tuple[jax.Array, ...]:
     if namespace(csr.data) is not np:
         return tuple(jnp.asarray(a, kind) for a, kind in arrays)
     if puts_on_cpu():  # where an array of JAX's may share NumPy's memory
-        return on_device([aligned(a, kind) for a, kind in arrays])
+        return on_device([aligned_copy(a, kind) for a, kind in arrays])
     return jax.block_until_ready(on_device([np.asarray(a, kind) for a, kind in arrays]))
 
 
@@ -275,14 +275,16 @@ def on_device(a: Any) -> Any:
         return a
     if not jax.sharding.get_abstract_mesh().empty:
         return jax.tree.map(jnp.asarray, a)
-    if puts_on_cpu():
-        a = jax.tree.map(lambda one: aligned(one) if one.ctypes.data % ALIGNMENT else one, a)
-    return jax.device_put(a)
+    return jax.device_put(jax.tree.map(aligned, a) if puts_on_cpu() else a)
 
 
-def aligned(a: np.ndarray, dtype: Any = None) -> np.ndarray:
-    """A copy that JAX on a CPU takes as it is: its own copy, in memory without huge pages, takes five times as long."""
-    copy = empty_aligned(a.shape, a.dtype if dtype is None else dtype)
+def aligned(a: np.ndarray) -> np.ndarray:
+    """The array, or a copy, that JAX on a CPU takes as it is: its own copy, without huge pages, takes 5 × the time."""
+    return aligned_copy(a, a.dtype) if a.ctypes.data % ALIGNMENT else a
+
+
+def aligned_copy(a: np.ndarray, dtype: Any) -> np.ndarray:
+    copy = empty_aligned(a.shape, dtype)
     copy[...] = a
     return copy
 

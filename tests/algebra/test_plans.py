@@ -138,9 +138,6 @@ MATMUL = jsf.plan.matmul(A, B)
 REFUSED = {
     "shapes of a sum": (lambda: A + B, ValueError, "one shape"),
     "shapes of a product": (lambda: B @ A, ValueError, "as many columns"),
-    "a SciPy matrix": (lambda: A @ R, TypeError, "from_scipy"),
-    "a dense sum": (lambda: A + np.ones(A.shape), TypeError, "todense"),
-    "a number": (lambda: A + 1, TypeError, "shift"),
     "a traced pattern": (lambda: jax.jit(lambda A: A + A)(A), ValueError, "traced"),
     "another pattern": (lambda: plans.add(A, A)(B, B), ValueError, "the plan is for"),
     "a pattern of the same size": (
@@ -156,7 +153,6 @@ REFUSED = {
     "diagonals that do not fit": (lambda: jsf.diags([np.ones(12)], [1], shape=(12, 12)), ValueError, "has 11 numbers"),
     "a row out of range": (lambda: jsf.assembly([4], [0], (4, 4)), ValueError, "row index 4"),
     "a column beyond 32 bits": (lambda: jsf.assembly([0, 1], [0, 2**40], (2, 3)), ValueError, f"col index {2**40}"),
-    "a column below 0": (lambda: jsf.assembly([0, 1], [0, -1], (2, 3)), ValueError, "col index -1"),
     "a fractional index": (lambda: jsf.assembly([0.5], [0], (4, 4)), TypeError, "integers"),
     "traced coordinates": (lambda: jax.jit(lambda i: jsf.assembly(i, i, (4, 4)))(np.arange(4)), ValueError, "traced"),
     "too few values": (lambda: jsf.assembly([0, 1], [0, 1], (4, 4))(np.ones(3)), ValueError, "2 numbers"),
@@ -258,14 +254,6 @@ def test_are_sums_and_products_by_pieces_of_rows_whole_with_entries_that_cancel(
         np.testing.assert_array_equal(got.todense(), wanted.toarray())
         np.testing.assert_array_equal(got.col_ids, by_scipy.sorted_rows(pattern).indices)
     assert np.count_nonzero((A @ B).data) < (A @ B).nnz
-
-
-def test_does_a_plan_of_a_product_by_entries_multiply_them():
-    S, R = (random(31, 31, 0.1) for _ in range(2))
-    A, B = (jsf.from_scipy(M, "csr") for M in (S, R))
-    plan = jsf.plan.multiply(A, B)
-    np.testing.assert_array_equal(plan(A, B).todense(), (S * R).toarray().astype(A.dtype))
-    np.testing.assert_array_equal(jax.jit(lambda A, B: plan(A, B).data)(A, B), plan(A, B).data)
 
 
 def test_does_a_plan_with_a_new_function_of_the_same_operations_compile_nothing(compiled):
