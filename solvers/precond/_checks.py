@@ -32,6 +32,10 @@ def square(A: Any, maker: str) -> int:
     return shape[0]
 
 
+def is_sharded(A: Any) -> bool:
+    return getattr(A, "name", None) == "sharded"
+
+
 def ours(A: Any, maker: str) -> None:
     """TypeError: not a matrix of jaxsparse_fmt."""
     if not hasattr(A, "entries"):
@@ -44,7 +48,7 @@ def ours(A: Any, maker: str) -> None:
 def on_one_device(A: Any, maker: str) -> None:
     """Refuses what is not a matrix of jaxsparse_fmt by TypeError, and a sharded one by ValueError."""
     ours(A, maker)
-    if getattr(A, "name", None) == "sharded":
+    if is_sharded(A):
         raise ValueError(
             f"{maker} works on one device, and A is sharded; gather it by from_scipy(A.to_scipy()), or take a "
             "Krylov method with precond.multigrid, precond.schwarz, which has a factorization or an incomplete one for "

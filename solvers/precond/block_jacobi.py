@@ -109,7 +109,7 @@ def block_jacobi(A: Any, block_size: int) -> "BlockJacobi | Schwarz":
             f"block_jacobi takes a jaxsparse matrix or a dense array, got {type(A).__name__}; convert a SciPy "
             "matrix with from_scipy"
         )
-    if getattr(A, "name", None) == "sharded":
+    if checks.is_sharded(A):
         return _of_shards(A, b)
     inverses, bad = _inverses(_diagonal_blocks(A, b))
     if not arguments.is_traced(bad) and bad < len(inverses):

@@ -59,7 +59,7 @@ class Chebyshev(checks.Refreshed):
 
     @property
     def dtype(self) -> np.dtype:
-        return np.dtype(jnp.result_type(self.A.dtype, getattr(self.M, "dtype", self.A.dtype)))
+        return np.dtype(_dtype(self.A, self.M))
 
     @property
     def T(self) -> Self:
@@ -156,10 +156,17 @@ def _applied(M: Any, r: Array) -> Array:
     return r if M is None else (M @ r).astype(r.dtype)
 
 
+def _dtype(A: Any, M: Any) -> Any:
+    """The dtype of M·A·v, as far as A and M declare theirs."""
+    return jnp.result_type(
+        *(operator.dtype for operator in (A, M) if operator is not None and operator.dtype is not None)
+    )
+
+
 @jax.jit
 def _estimated(A: Any, M: Any) -> tuple[Array, Array]:
     """Bounds [2] on the spectrum of M·A, and its smallest Ritz value."""
-    dtype = jnp.result_type(A.dtype, getattr(M, "dtype", A.dtype), jnp.float32)
+    dtype = jnp.result_type(_dtype(A, M), jnp.float32)
     like = jnp.zeros(A.shape[0], dtype)
     smallest, largest = spectrum(lambda z: (A @ z).astype(dtype), lambda w: _applied(M, w), like, LANCZOS_STEPS)
     high = SAFETY * largest

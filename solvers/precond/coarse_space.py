@@ -130,7 +130,7 @@ def coarse_space(A: Any, W: Any, M: Any = None) -> CoarseSpace:
             "M=precond.coarse_space(matrix, W)"
         )
     n = checks.square(A, "coarse_space")
-    sparse, many = scipy.sparse.issparse(W) or hasattr(W, "to_scipy"), getattr(A, "name", None) == "sharded"
+    sparse, many = scipy.sparse.issparse(W) or hasattr(W, "to_scipy"), checks.is_sharded(A)
     given = W
     W = W if sparse else owned(W)
     if len(W.shape) != 2 or W.shape[0] != n or not 1 <= W.shape[1] <= n:

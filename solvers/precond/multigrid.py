@@ -217,8 +217,7 @@ def multigrid(
         return min(most, max(50, int((A.nnz / 10) ** 0.5)))
 
     settings = cycle, degree, dtype
-    is_sharded = getattr(A, "name", None) == "sharded"
-    if is_sharded:
+    if checks.is_sharded(A):
         checks.untraced(A)
         A._check_users_order("multigrid")
         A._agree(B=B, cycle=cycle, theta=theta, degree=degree, dtype=_stored(A, dtype), max_coarse=most)
@@ -244,7 +243,7 @@ def multigrid(
         checks.finite(B, "B")
         near = np.ascontiguousarray(B, S.dtype)
     coarsening = _hierarchy.Aggregation(near, b, theta, coarsest(S))
-    if not is_sharded or A.shape[0] <= most:
+    if not checks.is_sharded(A) or A.shape[0] <= most:
         return _examined(*_built(A, S, coarsening, *settings))
     from solvers.precond._sharded import Spread  # with the code for many devices
 
@@ -279,7 +278,7 @@ def multigrid_from(
     """
     degree, coarsening = _checked(cycle, degree), _hierarchy.Given(getattr(levels, "levels", levels))
     A = coarsening.levels[0].A if A is None else A
-    if getattr(A, "name", None) == "sharded":
+    if checks.is_sharded(A):
         raise ValueError("levels made elsewhere lie on one device; gather A by from_scipy(A.to_scipy())")
     return _examined(*_built(A, checks.host(A), coarsening, cycle, degree, dtype))
 

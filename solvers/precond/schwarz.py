@@ -120,7 +120,7 @@ def schwarz(A: Any, local: Callable[[Any], Any] = ilu, overlap: int = 0) -> Schw
       True
     """
     checks.square(A, "schwarz")
-    if getattr(A, "name", None) != "sharded":
+    if not checks.is_sharded(A):
         raise ValueError(f"schwarz takes a sharded matrix; of a {type(A).__name__} pass what `local` makes of it as M")
     A._check_users_order("Schwarz preconditioner")
     checks.untraced(A, "schwarz")
