@@ -281,7 +281,7 @@ def placed_like(b: Any, found: tuple[np.ndarray, ...], *words: str) -> Solution:
 
 
 # `device_put` of each would cost 30 µs.
-_on_device = jax.jit(lambda *numbers: numbers)
+_on_device = jax.jit(lambda *arrays: arrays)
 
 
 def _cause(host: Host, found: Any, x: np.ndarray, size: np.ndarray, b_norm: np.ndarray, least: np.ndarray) -> Any:
@@ -317,8 +317,8 @@ def solved(A: Any, b: Any, x0: Any, settings: Any) -> Solution:
     if isinstance(adjoint, Adjoint) and adjoint.maxiter is None:
         adjoint = dataclasses.replace(adjoint, maxiter=STEPS)
     most = STEPS if settings["maxiter"] is None else settings["maxiter"]
-    own = {"M": dataclasses.replace(F, A=None), "maxiter": most, "adjoint": adjoint}
-    sol = solve(METHOD, A, b, x0, settings | own)
+    changed = {"M": dataclasses.replace(F, A=None), "maxiter": most, "adjoint": adjoint}
+    sol = solve(METHOD, A, b, x0, settings | changed)
     if not arguments.is_traced(sol.code) and bool(np.all(sol.success)):
         return sol
     norm = matrix_norm(F.A)
@@ -350,18 +350,18 @@ def matrix_norm(A: Any) -> Array:
 
 @jax.jit
 def _condition(F: Factorized) -> Array:
-    n, inverse, turned = F.shape[0], F.factors.solve, F.factors.T.solve
-    one_norm = lambda v: jnp.sum(jnp.abs(v))  # noqa: E731
+    n = F.shape[0]
+    transposed = F.factors.T
 
     def better(_: int, kept: tuple[Array, Array]) -> tuple[Array, Array]:
         x, size = kept
-        y = inverse(x)
+        y = F.factors.solve(x)
         sign = jnp.where(y == 0, 1, y / jnp.where(y == 0, 1, jnp.abs(y)))
-        z = jnp.abs(turned(jnp.conj(sign)))
-        return jnp.zeros_like(x).at[jnp.argmax(z)].set(1), jnp.maximum(size, one_norm(y))
+        z = jnp.abs(transposed.solve(jnp.conj(sign)))
+        return jnp.zeros_like(x).at[jnp.argmax(z)].set(1), jnp.maximum(size, jnp.sum(jnp.abs(y)))
 
     start = jnp.full(n, 1 / n, F.dtype)
     _, size = lax.fori_loop(0, CONDITION_STEPS, better, (start, jnp.zeros((), start.real.dtype)))
     i = jnp.arange(n, dtype=start.real.dtype)
     ramp = (jnp.where(i % 2 == 0, 1, -1) * (1 + i / max(n - 1, 1))).astype(F.dtype)
-    return matrix_norm(F.A) * jnp.maximum(size, 2 * one_norm(inverse(ramp)) / (3 * n))
+    return matrix_norm(F.A) * jnp.maximum(size, 2 * jnp.sum(jnp.abs(F.factors.solve(ramp))) / (3 * n))

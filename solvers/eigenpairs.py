@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from jaxsparse_fmt._dtypes import floating_dtype
 from jaxsparse_fmt._pytrees import exportable, pytree
 from jaxsparse_fmt.core.basis import Basis, Operator
 from solvers.core import arguments, iterate, opaque, operators, stopping
@@ -85,7 +86,7 @@ class EigenSolution(Outcome):
 
 
 class Limits(NamedTuple):
-    """Traced numbers, so that changing them does not recompile."""
+    """Traced, so that changing them does not recompile."""
 
     tol: Array
     maxiter: Array
@@ -96,7 +97,7 @@ class Limits(NamedTuple):
         return jnp.maximum(self.tol.astype(values.dtype) * jnp.abs(values), least)
 
     def unsymmetric(self, gap: Array, A_norm: Array, rounding: Any = 0) -> Array:
-        """Whether numbers wᴴ·A·v and conj(vᴴ·A·w) with this gap are those of no Hermitian A.
+        """Whether wᴴ·A·v and conj(vᴴ·A·w) differ so much that A is not Hermitian.
 
         Args:
           rounding: the relative error of a product with A, beyond eps.
@@ -106,6 +107,41 @@ class Limits(NamedTuple):
 
 def limits(tol: Any, maxiter: Any) -> Limits:
     return Limits(arguments.tolerance(tol, "tol"), arguments.maxiter(maxiter, MAXITER, 1))
+
+
+def eigenproblem(A: Any, k: Any, start: Any, name: str, more: tuple[int, ...]) -> tuple[Any, Basis, int, Array]:
+    """A between vectors in its basis, that basis, k, and the start: `start`, or a random one that is always the same.
+
+    Checks that A is square and, if it is NumPy's, Hermitian.
+
+    Args:
+      start, name: the user's v0 [n] or X0 [n, p], or None, and its name.
+      more: vectors to draw beyond k, of which the start is a block; () for one vector.
+    """
+    shape = getattr(A, "shape", None)
+    if start is None and shape is None and callable(A):
+        raise ValueError(f"A is a function, whose size is unknown; pass {name} to start from")
+    if shape is not None and (len(shape) != 2 or shape[0] != shape[1]):
+        raise ValueError(f"A must be square; got shape {tuple(shape)}")
+    start = None if start is None else arguments.vectors(start, name)
+    if start is not None and start.ndim != 1 + len(more):
+        raise ValueError(f"{name} must be {'vectors as columns' if more else 'one vector'}; got shape {start.shape}")
+    n = shape[0] if shape else 1 if start is None else start.shape[0]
+    if start is not None and start.shape[0] != n:
+        raise ValueError(f"{name} has shape {start.shape}; A of shape {(n, n)} needs vectors of length {n}")
+    if isinstance(A, np.ndarray) and A.dtype.kind in "fiuc":
+        off = np.abs(A - A.conj().T).max(initial=0)
+        if off > 1e-3 * np.abs(A).max(initial=0):
+            raise ValueError(f"A must be symmetric, or Hermitian if complex; A and its adjoint differ by {off:.3g}")
+    inner = operators.operator(A, n, "A")
+    inner, basis = inner.in_basis, inner.basis
+    if (k := arguments.int_at_least(k, "k", 1)) >= n:
+        raise ValueError(f"k must be below n = {n}; got {k}. For all eigenpairs take jnp.linalg.eigh of a dense array")
+    if start is None:
+        dtype = jnp.finfo(jnp.promote_types(floating_dtype(getattr(A, "dtype", float), "A"), jnp.float32)).dtype
+        start = basis.noise((n, *(min(k + guards, n) for guards in more)), dtype)
+    dtype = jnp.result_type(operators.result_dtype(inner, start, "A"), start.dtype, jnp.float32)
+    return inner, basis, k, basis.accept(start).astype(dtype)
 
 
 def eigenpairs(rules: "Pairs", basis: Basis, pencil: Pencil, like: Array, frozen: tuple[Any, ...]) -> EigenSolution:
@@ -146,8 +182,8 @@ class Pairs(opaque.Rules):
         code = jnp.where(known, sol.code, Status.NON_FINITE).astype(jnp.int32)
         return dataclasses.replace(sol, eigenvalues=values, eigenvectors=X, code=code), size
 
-    def jvp(self, given: tuple[Pencil, Any], moved: tuple[Pencil, Any]) -> tuple[Any, Any]:
-        pencil, d_pencil = given[0], moved[0]
+    def jvp(self, given: tuple[Pencil, Any], tangents: tuple[Pencil, Any]) -> tuple[Any, Any]:
+        pencil, d_pencil = given[0], tangents[0]
         sol, size = self(given)
         values, X, unit = sol.eigenvalues, sol.eigenvectors, lax.stop_gradient(jnp.where(size == 0, 1, size))
         no_pairs = (sol.code == Status.NON_FINITE) | (sol.code == Status.NOT_POSITIVE_DEFINITE)
@@ -180,8 +216,13 @@ def _solve_off(pencil: Pencil, K: Map, unit: Array, values: Array, X: Array, rhs
     """
     eps, shift = jnp.finfo(values.dtype).eps, pencil.shift
     MX, XH, XHM = pencil.mass(X), jnp.conj(X).T, jnp.conj(pencil.mass(X)).T
-    inside = lambda Z: Z - matmul(X, matmul(XHM, Z))  # noqa: E731
-    outside = lambda Z: Z - matmul(MX, matmul(XH, Z))  # noqa: E731
+
+    def inside(Z: Array) -> Array:
+        return Z - matmul(X, matmul(XHM, Z))
+
+    def outside(Z: Array) -> Array:
+        return Z - matmul(MX, matmul(XH, Z))
+
     gaps = values[:, None] - values  # [eigenvector, system]
     gaps = jnp.where(jnp.eye(values.size, dtype=bool), unit, jnp.where(jnp.abs(gaps) <= eps**0.75 * unit, 0, gaps))
     known, r = matmul(X, ratio(matmul(XH, rhs), gaps)), outside(rhs)

@@ -12,21 +12,18 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
 
-from jaxsparse_fmt._dtypes import floating_dtype
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from solvers import pencil as pencils
 from solvers.core import arguments
-from solvers.core.operators import operator, result_dtype
 from solvers.core.program import Entry
 from solvers.core.scaling import Map, scaled, scaled_by
 from solvers.core.space import Space, exponent, length, norm, outside
 from solvers.core.stopping import RUNNING, status_of
 from solvers.core.vectors import dot, matmul, ratio
-from solvers.eigenpairs import EigenSolution, Limits, Pairs, eigenpairs, limits
+from solvers.eigenpairs import EigenSolution, Limits, Pairs, eigenpairs, eigenproblem, limits
 from solvers.pencil import Pencil
 from solvers.solution import Status
 
@@ -124,9 +121,8 @@ def eigsh(
         factors = None if M is None else pencils.inverse_of_mass(M), None, None
     else:
         factors = pencils.shifted(A, M, sigma)
-    own = limits(tol, maxiter)
     basis.agree(lambda: {"k": k, "which": which, "ncv": ncv, "tol": tol, "maxiter": maxiter})
-    return _solve((k, which, m), (inner, M), basis, v0, factors, own)
+    return _solve((k, which, m), (inner, M), basis, v0, factors, limits(tol, maxiter))
 
 
 def _in_basis(plan: Any, maps: tuple[Any, Any], basis: Basis, v0: Array, more: Any, limits: Limits) -> EigenSolution:
@@ -135,41 +131,6 @@ def _in_basis(plan: Any, maps: tuple[Any, Any], basis: Basis, v0: Array, more: A
 
 
 _solve = Entry(_in_basis, lambda _, v0: (v0, v0))
-
-
-def eigenproblem(A: Any, k: Any, start: Any, name: str, more: tuple[int, ...]) -> tuple[Any, Basis, int, Array]:
-    """A between vectors in its basis, that basis, k, and the start: `start`, or numbers that are always the same.
-
-    Checks that A is square and, where it is NumPy's, Hermitian.
-
-    Args:
-      start, name: the user's v0 [n] or X0 [n, p], or None, and its name.
-      more: vectors to draw beyond k, of which the start is a block; () for one vector.
-    """
-    shape = getattr(A, "shape", None)
-    if start is None and shape is None and callable(A):
-        raise ValueError(f"A is a function, whose size is unknown; pass {name} to start from")
-    if shape is not None and (len(shape) != 2 or shape[0] != shape[1]):
-        raise ValueError(f"A must be square; got shape {tuple(shape)}")
-    start = None if start is None else arguments.vectors(start, name)
-    if start is not None and start.ndim != 1 + len(more):
-        raise ValueError(f"{name} must be {'vectors as columns' if more else 'one vector'}; got shape {start.shape}")
-    n = shape[0] if shape else 1 if start is None else start.shape[0]
-    if start is not None and start.shape[0] != n:
-        raise ValueError(f"{name} has shape {start.shape}; A of shape {(n, n)} needs vectors of length {n}")
-    if isinstance(A, np.ndarray) and A.dtype.kind in "fiuc":
-        off = np.abs(A - A.conj().T).max(initial=0)
-        if off > 1e-3 * np.abs(A).max(initial=0):
-            raise ValueError(f"A must be symmetric, or Hermitian if complex; A and its adjoint differ by {off:.3g}")
-    inner = operator(A, n, "A")
-    inner, basis = inner.in_basis, inner.basis
-    if (k := arguments.int_at_least(k, "k", 1)) >= n:
-        raise ValueError(f"k must be below n = {n}; got {k}. For all eigenpairs take jnp.linalg.eigh of a dense array")
-    if start is None:
-        dtype = jnp.finfo(jnp.promote_types(floating_dtype(getattr(A, "dtype", float), "A"), jnp.float32)).dtype
-        start = basis.noise((n, *(min(k + guards, n) for guards in more)), dtype)
-    dtype = jnp.result_type(result_dtype(inner, start, "A"), start.dtype, jnp.float32)
-    return inner, basis, k, basis.accept(start).astype(dtype)
 
 
 # -------------------------------------------------------------------------------------------------------- the loop
@@ -225,8 +186,8 @@ def _run(
     e_M = zero if pencil.M is None else exponent(pencil.mass(v0)) // 2 * 2
 
     def random(state: State) -> Array:
-        numbers = noise * (2 + state.size + state.cycles)  # others for each row of each basis
-        return jnp.where(state.products == 0, v0, numbers - 2 * jnp.round(numbers / 2))
+        scaled_noise = noise * (2 + state.size + state.cycles)  # another for each row of each basis
+        return jnp.where(state.products == 0, v0, scaled_noise - 2 * jnp.round(scaled_noise / 2))
 
     operator = Operator(
         scaled_by(lambda v: pencil.seen(pencil.operator(v)), e_A),
@@ -238,8 +199,8 @@ def _run(
     )
     never, none = jnp.array(jnp.inf, real), jnp.zeros((), real)
     arrays = jnp.zeros((m + 1, v0.size), v0.dtype), jnp.zeros((m + 1, m + 1), v0.dtype)
-    numbers = none, zero, jnp.zeros(m + 1, real), never, never, zero + RUNNING, zero, zero
-    state = State(*arrays, zero, jnp.bool_(True), *numbers)
+    rest = none, zero, jnp.zeros(m + 1, real), never, never, zero + RUNNING, zero, zero
+    state = State(*arrays, zero, jnp.bool_(True), *rest)
 
     def cycle(state: State) -> State:
         state = lax.while_loop(lambda state: state.size <= m, functools.partial(_step, operator), state)

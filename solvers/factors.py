@@ -96,10 +96,13 @@ class HostFactors:
 
     def solve(self, r: Array) -> Array:
         """For r of [n] or [n, k]; without derivatives."""
-        dtype = jnp.result_type(self.dtype, r)
-        solve = superlu.Solve(self.n, self.recipe, "T" if self.is_transposed else "N", dtype, r.ndim)
-        given = self.row, self.col, self.values, r
-        return jax.pure_callback(solve, jax.ShapeDtypeStruct(r.shape, dtype), *given, vmap_method="expand_dims")
+        like = jax.ShapeDtypeStruct(r.shape, jnp.result_type(self.dtype, r))
+        options = ("T" if self.is_transposed else "N",)
+        return superlu.call(_solved, self.n, self.recipe, (self.row, self.col, self.values), (r,), like, options)
+
+
+def _solved(found: OnHost, _: Any, r: Any, way: str) -> np.ndarray:
+    return found.solve(r, way)
 
 
 @pytree
@@ -150,11 +153,11 @@ def _applied(M: Inverse, r: Array) -> Array:
 
 
 def made(A: Any, recipe: Recipe, maker: str, symmetric: bool | None = None) -> Any:
-    """The factors of a matrix, in arrays of NumPy where its numbers are known.
+    """The factors of a matrix, in NumPy's arrays if its values are known.
 
     Raises:
       ValueError: not square, without rows, or sharded. TypeError: not a matrix of jaxsparse_fmt. SolverError: the
-        numbers are known, and not finite, or those of a singular matrix.
+        values are known, and not finite, or those of a singular matrix.
     """
     if checks.is_transpose(A):
         return made(A.T, recipe, maker, symmetric).T

@@ -83,8 +83,8 @@ class Host:
         """That of A + Aᵀ with a full diagonal, in CSR."""
         S, n = self.S, self.n
         ones = scipy.sparse.csr_array((np.ones(S.nnz, np.int8), S.indices, S.indptr), shape=S.shape)
-        turned = ones.tocsc()
-        same = np.array_equal(turned.indptr, S.indptr) and np.array_equal(turned.indices, S.indices)
+        transposed = ones.tocsc()
+        same = np.array_equal(transposed.indptr, S.indptr) and np.array_equal(transposed.indices, S.indices)
         if same and np.count_nonzero(S.indices == np.repeat(np.arange(n), np.diff(S.indptr))) == n:
             return ones
         return scipy.sparse.csr_array(ones + ones.T + scipy.sparse.eye_array(n, dtype=np.int8))
@@ -232,7 +232,7 @@ def _by_rows(S: Any, order: np.ndarray) -> Any:
 
 
 def hosted(A: Any) -> Host:
-    """A matrix of jaxsparse_fmt whose numbers are known; that of the last one is kept as long as the matrix lives."""
+    """A matrix whose values are known, on the host; that of the last one is kept as long as the matrix lives."""
 
     def made() -> Host:
         with concrete():

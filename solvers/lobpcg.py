@@ -26,8 +26,8 @@ from solvers.core.scaling import Map, scaled
 from solvers.core.space import exponent, norm
 from solvers.core.stopping import RUNNING, status_of
 from solvers.core.vectors import matmul, ratio
-from solvers.eigenpairs import EigenSolution, Limits, Pairs, eigenpairs, limits
-from solvers.eigsh import TRUE, eigenproblem
+from solvers.eigenpairs import EigenSolution, Limits, Pairs, eigenpairs, eigenproblem, limits
+from solvers.eigsh import TRUE
 from solvers.pencil import Pencil
 from solvers.solution import Status
 

@@ -10,11 +10,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from jaxsparse_fmt._tracing import standard_promotion
+from solvers import selected
 from solvers.precond import _checks as checks
-from solvers.selected import Determinant, Entries, Root
+from solvers.superlu import call
 
 
 @standard_promotion
@@ -59,11 +61,10 @@ def sample(A: Any, z: Array) -> Array:
     n, row, col, values = _entries(A, "sample")
     values, z = (a.astype(jnp.result_type(values, z)) for a in (_constant(values), z))
 
-    def call(way: str, z: Array) -> Array:
-        shape = jax.ShapeDtypeStruct(z.shape, z.dtype)
-        return jax.pure_callback(Root(n, way, z.ndim), shape, row, col, values, z, vmap_method="expand_dims")
+    def root(way: str, z: Array) -> Array:
+        return call(selected.root, n, ("cholesky",), (row, col, values), (z,), z, (way,))
 
-    return lax.custom_linear_solve(lambda v: v, z, lambda _, v: call("N", v), lambda _, v: call("T", v))
+    return lax.custom_linear_solve(lambda v: v, z, lambda _, v: root("N", v), lambda _, v: root("T", v))
 
 
 def _entries(A: Any, maker: str) -> tuple[int, Array, Array, Array]:
@@ -78,8 +79,8 @@ def _entries(A: Any, maker: str) -> tuple[int, Array, Array, Array]:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _determinant(n: int, row: Array, col: Array, values: Array) -> tuple[Array, Array]:
-    shape = jax.ShapeDtypeStruct((2,), values.dtype)
-    sign, size = jax.pure_callback(Determinant(n), shape, row, col, values, vmap_method="expand_dims")
+    like = jax.ShapeDtypeStruct((2,), values.dtype)
+    sign, size = call(selected.determinant, n, ("lu",), (row, col, values), (), like, singular=(0.0, -np.inf))
     return sign, size.real
 
 
@@ -87,16 +88,16 @@ def _determinant(n: int, row: Array, col: Array, values: Array) -> tuple[Array, 
 def _determinant_jvp(n: int, primals: Any, tangents: Any) -> tuple[Any, Any]:
     row, col, values = primals
     sign, size = _determinant(n, row, col, values)
-    moved = jnp.sum(_inverse(n, row, col, col, row, values) * tangents[2])
-    turned = 1j * moved.imag * sign if jnp.iscomplexobj(values) else jnp.zeros_like(sign)
-    return (sign, size), (turned, moved.real)
+    along = jnp.sum(_inverse(n, row, col, col, row, values) * tangents[2])
+    d_sign = 1j * along.imag * sign if jnp.iscomplexobj(values) else jnp.zeros_like(sign)
+    return (sign, size), (d_sign, along.real)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _inverse(n: int, row: Array, col: Array, i: Array, j: Array, values: Array) -> Array:
     """[nnz], the entries (i, j) of A⁻¹."""
-    shape = jax.ShapeDtypeStruct(i.shape, values.dtype)
-    return jax.pure_callback(Entries(n), shape, row, col, values, i, j, vmap_method="expand_dims")
+    like = jax.ShapeDtypeStruct(i.shape, values.dtype)
+    return call(selected.inverse_entries, n, ("lu",), (row, col, values), (i, j), like)
 
 
 @_inverse.defjvp
@@ -108,14 +109,12 @@ def _inverse_jvp(n: int, primals: Any, tangents: Any) -> tuple[Array, Array]:
         """The entries (i, j) of −A⁻¹·W·A⁻¹, those of the inverse of [[A, 0], [W, A]] below its diagonal."""
         rows = jnp.concatenate([row, row + n, W_row + n])
         cols = jnp.concatenate([col, col + n, W_col])
-        shape = jax.ShapeDtypeStruct(i.shape, fixed.dtype)
-        given = rows, cols, jnp.concatenate([fixed, fixed, W]), i + n, j
-        return jax.pure_callback(Entries(2 * n), shape, *given, vmap_method="expand_dims")
+        return _inverse(2 * n, rows, cols, i + n, j, jnp.concatenate([fixed, fixed, W]))
 
-    moved = lax.custom_linear_solve(
+    d_inverse = lax.custom_linear_solve(
         lambda W: W, tangents[4], lambda _, W: along(row, col, W, i, j), lambda _, u: along(j, i, u, col, row)
     )
-    return _inverse(n, row, col, i, j, values), moved
+    return _inverse(n, row, col, i, j, values), d_inverse
 
 
 @jax.custom_jvp

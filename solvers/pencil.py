@@ -22,8 +22,8 @@ from solvers.solution import SolverError, Status
 from solvers.superlu import Pattern, factored, kept
 
 RECIPE = ("lu",)
-# Times eps·(‖A‖/‖M‖ + |sigma|): how far sigma is moved from an eigenvalue, until it helps.
-MOVED = (8, 32, 128, 512, 2048)
+# Times eps·(‖A‖/‖M‖ + |sigma|): how far below an eigenvalue sigma is placed, until it helps.
+UNITS = (8, 32, 128, 512, 2048)
 NEAR = 0.5  # over eps·(‖A‖ + |sigma|·‖M‖): a larger inverse is rounding
 
 
@@ -184,11 +184,10 @@ def _placed(n: int, col: Any, a: Any, m: Any, sigma: Any, factored: Any) -> tupl
     Args:
       factored: the entries -> the factors, or None.
     """
-    at = a.size
-    A_norm, M_norm = (np.max(np.bincount(c, abs(v), n)) for c, v in ((col[:at], a), (col[at:], m)))
+    A_norm, M_norm = (np.max(np.bincount(c, abs(v), n)) for c, v in ((col[: a.size], a), (col[a.size :], m)))
     scale, eps = A_norm + abs(sigma) * M_norm, np.finfo(a.dtype).eps
     best, place, least = None, sigma, np.inf
-    for units in (0, *MOVED):
+    for units in (0, *UNITS):
         tried = np.asarray(sigma - units * (eps * scale / (M_norm or 1)) if units else sigma, sigma.dtype)
         found = factored(np.concatenate([a, -tried * m]).astype(a.dtype, copy=False))
         growth = np.inf if found is None else _growth(n, found) * eps * scale

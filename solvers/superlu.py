@@ -16,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 import scipy
 
@@ -91,8 +92,7 @@ def _forget_threads() -> None:
     _jobs.cache_clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_threads)  # a child has none of its parent's threads
+os.register_at_fork(after_in_child=_forget_threads)  # a child has none of its parent's threads
 
 
 class OnHost(NamedTuple):
@@ -317,27 +317,52 @@ def kept(n: int, recipe: Recipe, row: Any, col: Any, values: Any, room: int = KE
 
 
 @dataclasses.dataclass(frozen=True)
-class Solve:
-    """What a program calls to solve: entries [..., nnz] and r [..., n] or [..., n, k] to x like r.
+class Call:
+    """What a program calls on the host; equal ones share a program.
 
-    A result is NaN where the matrix has no factors. Equal ones share a compiled call.
+    Attributes:
+      f: (factors, rows, columns and values of the entries, *arrays, *options) -> an array of `shape`.
+      ndims: of the arrays.
+      singular: the result if the entries are finite, and have no factors; NaN if they are not finite.
     """
 
+    f: Callable[..., Any]
     n: int
     recipe: Recipe
-    way: str
+    options: tuple[Any, ...]
+    shape: tuple[int, ...]
     dtype: np.dtype
-    ndim: int  # of r
+    ndims: tuple[int, ...]
+    singular: tuple[float, ...]
 
     def __call__(self, *given: Any) -> np.ndarray:
-        batch, each = members(given, (1, 1, 1, self.ndim))
-        x = np.full((len(each), *given[-1].shape[-self.ndim :]), np.nan, self.dtype)
-        for k, (row, col, values, r) in enumerate(each):
+        batch, each = members(given, (1, 1, 1, *self.ndims))
+        results = np.full((len(each), *self.shape), np.nan, self.dtype)
+        for k, (row, col, values, *arrays) in enumerate(each):
             # A batch of matrices, and that of their transposes.
             found = kept(self.n, self.recipe, row, col, values, 2 * len(each))
             if found is not None:
-                x[k] = found.solve(r, self.way)
-        return x.reshape(*batch, *x.shape[1:])
+                results[k] = self.f(found, (row, col, values), *arrays, *self.options)
+            elif np.all(np.isfinite(values)):
+                results[k] = self.singular
+        return results.reshape(*batch, *self.shape)
+
+
+def call(
+    f: Callable[..., Any],
+    n: int,
+    recipe: Recipe,
+    entries: tuple[Any, Any, Any],
+    arrays: tuple[Any, ...],
+    like: Any,
+    options: tuple[Any, ...] = (),
+    singular: tuple[float, ...] = (np.nan,),
+) -> jax.Array:
+    """The result of `Call` in a program, an array like `like`; also of a batch."""
+    ndims = tuple(array.ndim for array in arrays)
+    host = Call(f, n, recipe, options, like.shape, np.dtype(like.dtype), ndims, singular)
+    shape = jax.ShapeDtypeStruct(like.shape, like.dtype)
+    return jax.pure_callback(host, shape, *entries, *arrays, vmap_method="expand_dims")
 
 
 def members(arrays: Any, ndims: tuple[int, ...]) -> tuple[tuple[int, ...], list[Any]]:

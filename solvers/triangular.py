@@ -80,7 +80,7 @@ def spsolve_triangular(
 
 @jax.jit
 def _solved(
-    T: Triangle,  # with A's own values
+    T: Triangle,  # with the values of A
     D: Array | None,  # [n] A's diagonal; None: ones
     rows: Array,  # [nnz]
     b: Array,  # [n] or [n, k]
@@ -89,7 +89,9 @@ def _solved(
     to, source = (T.col_idx, rows) if T.is_transposed else (rows, T.col_idx)
     # A = D·(I + N) with the values of N divided by the diagonal of their rows.
     unit = T if D is None else dataclasses.replace(T, values=T.values / D[rows])
-    divided = lambda r: r if D is None else rows_scaled(1 / D, r)  # noqa: E731
+
+    def divided(r: Array) -> Array:
+        return r if D is None else rows_scaled(1 / D, r)
 
     def A(v: Array) -> Array:
         products = rows_scaled(T.values, v[source]).astype(dtype)

@@ -37,8 +37,8 @@ GROWTH = 1e3  # of a random vector in a triangular solve, at most
 FAR = 1.0  # an α beyond which A + α·diag(A) has little of A
 CHOLESKY, LU = "incomplete_cholesky", "incomplete_lu"
 Choice = tuple[tuple[int | None, float], ...]
-# How to solve with the triangles, in the order of trial: so many sweeps, if they leave at most this part of an error;
-# None: exactly, and the number beside it is not read. Cholesky's M is positive definite after any number of sweeps; M
+# How to solve with the triangles, in the order of trial: a number of sweeps, if they leave at most a part of an error;
+# None: exactly, and the part is not read. Cholesky's M is positive definite after any number of sweeps; M
 # of a nonsymmetric matrix may have little of its factors before the errors are small. A sweep takes a GPU 8 µs, and
 # each of hundreds of levels 4 µs.
 HALF, LITTLE = 0.5, 0.05
@@ -77,7 +77,7 @@ class Incomplete(factors.Inverse):
     Attributes:
       factors: I + N and I + V, as `Triangle` or `Swept`, and 1/D.
       recipe: the maker's name and its `solve_sweeps`.
-      shift: α, where A + α·diag(A) was factored; 0 if A's own factors exist.
+      shift: α, where A + α·diag(A) was factored; 0 if A itself has factors.
       ptr, col: [n + 1] and [nnz], the pattern of A in CSR, for `refreshed`; None in transposes.
       first_shift: the first α to try.
     """
@@ -210,15 +210,15 @@ def _incomplete(A: Any, maker: str, sweeps: int | None, shift: float) -> Incompl
         first = first.astype(jnp.finfo(dtype).dtype)
         if traced:
             row = _rows(ptr)
-            N, V = (patterns.masked(S, at)[0] for at in (row > col, row < col))
+            N, V = (patterns.masked(S, side)[0] for side in (row > col, row < col))
             N, V = (patterns.with_data(T, np.ones(T.nnz, dtype)) for T in (N, N.T.tocsr() if maker == CHOLESKY else V))
-            numbers: Any = np.ones(n, dtype), np.zeros((), first.dtype), choice[0][0]
+            pivots: Any = np.ones(n, dtype)
+            alpha, sweeps = np.zeros((), first.dtype), choice[0][0]
         else:
-            N, V, *numbers = _factored(maker, choice, dtype, ptr, col, S.data, first)
-        pivots, alpha, sweeps = numbers
+            N, V, pivots, alpha, sweeps = _factored(maker, choice, dtype, ptr, col, S.data, first)
         made = [_triangle(T, T is V, sweeps) for T in (N, V)]
-        own, alpha, ptr, col = jax.device_put((factors.Factors(pivots, *made), alpha, ptr, col))
-    M = Incomplete(None, own, (maker, sweeps), alpha, ptr, col, first)
+        found, alpha, ptr, col = jax.device_put((factors.Factors(pivots, *made), alpha, ptr, col))
+    M = Incomplete(None, found, (maker, sweeps), alpha, ptr, col, first)
     return _traced(M, A.data) if traced else M
 
 
@@ -235,27 +235,26 @@ def _pattern(A: Any, maker: str) -> Any:
         return None if arguments.is_traced(A) else A.to_scipy()
 
 
-def _with(M: Incomplete, *numbers: Array) -> Incomplete:
-    """M with the numbers of N, V and 1/D, and with α."""
-    *values, pivots, shift = numbers
+def _with(M: Incomplete, N: Array, V: Array, pivots: Array, shift: Array) -> Incomplete:
+    """M with the values of N, V and 1/D, and with α."""
     lower, upper = (
         dataclasses.replace(T, **({"N": T.N.with_data(v)} if isinstance(T, Swept) else {"values": v}))
-        for T, v in zip((M.factors.lower, M.factors.upper), values, strict=True)
+        for T, v in ((M.factors.lower, N), (M.factors.upper, V))
     )
     return dataclasses.replace(M, factors=factors.Factors(pivots, lower, upper), shift=shift)
 
 
 def _renewed(M: Incomplete, *given: Any) -> tuple[Any, ...]:
-    """The numbers for `_with`, from pattern and values of A and the first α."""
-    N, V, *numbers, _ = _factored(M.recipe[0], ((M.recipe[1], HALF),), M.dtype, *given)
-    return N.data, V.data, *numbers
+    """The arrays for `_with`, from pattern and values of A and the first α."""
+    N, V, pivots, shift, _ = _factored(M.recipe[0], ((M.recipe[1], HALF),), M.dtype, *given)
+    return N.data, V.data, pivots, shift
 
 
 def _traced(M: Incomplete, data: Array) -> Incomplete:
-    """M made from traced values of A, by a call of the host; a fault makes its numbers NaN."""
-    of = M.factors
-    values = [T.N.data if isinstance(T, Swept) else T.values for T in (of.lower, of.upper)]
-    shapes = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (*values, of.inverse_pivots, M.shift))
+    """M made from traced values of A, by a call of the host; a fault makes them NaN."""
+    triangles = M.factors.lower, M.factors.upper
+    values = [T.N.data if isinstance(T, Swept) else T.values for T in triangles]
+    shapes = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (*values, M.factors.inverse_pivots, M.shift))
 
     def host(*given: Any) -> Any:
         try:
@@ -286,14 +285,14 @@ def _factored(
     _check_values(row, col, a, n, maker)
     if hermitian:  # the lower triangle and its mirror image
         _check_hermitian(scipy.sparse.csr_array((a, col, ptr), shape=(n, n)), np.finfo(dtype).eps)
-        row, col, a = (of[row >= col] for of in (row, col, a))
+        row, col, a = (array[row >= col] for array in (row, col, a))
         off = row > col
         a = np.append(np.where(off, a, a.real), a[off].conj())
         S = scipy.sparse.csr_array((a, (np.append(row, col[off]), np.append(col, row[off]))), shape=(n, n))
         ptr, col, a = S.indptr, S.indices, S.data
         row = _rows(ptr)
     S, diagonal = patterns.csr(ptr, col, (n, n)), np.flatnonzero(row == col)
-    (below, left), (above, right) = (patterns.masked(S, at) for at in (row > col, row < col))
+    (below, left), (above, right) = (patterns.masked(S, side) for side in (row > col, row < col))
     scale = 1 / np.sqrt(np.abs(a[diagonal]))
     a = a * scale[row] * scale[col]
     of_left, of_right = row[left], row[right]
@@ -314,7 +313,7 @@ def _factored(
             alpha = max(2 * alpha, FIRST_SHIFT)
         else:
             raise ValueError(
-                f"{maker} found no factors of A + α·diag(A) for α up to {alpha / 2:g}: A's diagonal is small beside "
+                f"{maker} found no factors of A + α·diag(A) for α up to {alpha / 2:g}: A's diagonal is small against "
                 "the rest of its rows; reorder or scale A, or use block_jacobi"
             )
         if alpha > FAR:
@@ -331,7 +330,7 @@ def _factored(
         else:
             V = V * scale[of_right] / scale[above.indices]
         N, V, D = made = N.astype(dtype), V.astype(dtype), D.astype(dtype)
-    if not all(np.all(np.isfinite(of)) for of in made):
+    if not all(np.all(np.isfinite(array)) for array in made):
         raise ValueError(f"the factors overflow {dtype}: A's diagonal spans too many orders of magnitude; scale A")
     N, V = patterns.with_data(below, N), patterns.with_data(above, V)
     return N, V, D, np.asarray(alpha, np.finfo(dtype).dtype), sweeps
@@ -353,7 +352,7 @@ def _fitting(choice: Choice, triangles: tuple[Csr, Csr]) -> Any:
             for _ in range(sweeps + 1 - products):
                 errors = [N @ e for N, e in zip(triangles, errors, strict=True)]
             found, products = errors, sweeps + 1
-        if sweeps == 0 or all(np.linalg.norm(of) <= most * np.linalg.norm(y) for of in found):
+        if sweeps == 0 or all(np.linalg.norm(v) <= most * np.linalg.norm(y) for v in found):
             return sweeps
     return ...
 
@@ -381,12 +380,13 @@ def _check_hermitian(S: Any, eps: float) -> None:
 
 def _check_values(row: Any, col: Any, data: Any, n: int, maker: str) -> None:
     """ValueError: a number is not finite, or one on the diagonal is zero or missing, or for Cholesky not positive."""
-    bad, hermitian = np.flatnonzero(~np.isfinite(data)), maker == CHOLESKY
+    hermitian = maker == CHOLESKY
+    bad = np.flatnonzero(~np.isfinite(data))
     if bad.size:
         raise ValueError(f"{maker} needs finite entries; A has {data[bad[0]]} in row {row[bad[0]]}")
-    at = row == col
+    on_diagonal = row == col
     diagonal = np.zeros(n, data.dtype)
-    diagonal[row[at]] = data[at]
+    diagonal[row[on_diagonal]] = data[on_diagonal]
     bad = np.flatnonzero(diagonal.real <= 0 if hermitian else diagonal == 0)
     if bad.size and hermitian:
         raise ValueError(

@@ -83,7 +83,7 @@ def test_entries_of_the_inverse_are_right_where_32_bits_do_not_hold_n_squared():
     n = 50_000
     S = sp.coo_array(sp.diags_array([-np.ones(n - 1), np.full(n, 2.5), -np.ones(n - 1)], offsets=[-1, 0, 1]))
     row, col = S.coords
-    X = selected.inverse_entries(superlu.factored(Host(S.tocsc()), ("lu",), "A"), row, col, col, row)
+    X = selected.inverse_entries(superlu.factored(Host(S.tocsc()), ("lu",), "A"), (row, col, S.data), col, row)
     np.testing.assert_allclose(np.bincount(row, S.data * X), 1, rtol=1e-12)  # the diagonal of A·A⁻¹
 
 

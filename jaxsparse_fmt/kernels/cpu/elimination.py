@@ -14,9 +14,9 @@ def eliminate(begin, end, marks, ptr, col, diagonal, a):
             above = col[p]
             a[p] /= a[diagonal[above]]
             for q in range(diagonal[above] + 1, ptr[above + 1]):
-                at = marks[col[q]]
-                if at >= ptr[row]:
-                    a[at] -= a[p] * a[q]
+                place = marks[col[q]]
+                if place >= ptr[row]:
+                    a[place] -= a[p] * a[q]
 
 
 def levels(begin, end, marks, ptr, col, level, upper):
@@ -46,7 +46,7 @@ def column_counts(begin, end, marks, ptr, col, order, parent, count):
     order              [n], the unknown that is eliminated k-th
     parent             [n] in the tree, by place in the order, -1 at first and at roots
     count              [n] by place in the order, 0 at first
-    marks              [8·n], arrays of n numbers
+    marks              [8·n], eight arrays of [n]
     """
     n = end
     place, root, child, sibling, post, first, most, last = 0, n, 2 * n, 3 * n, 4 * n, 5 * n, 6 * n, 7 * n
