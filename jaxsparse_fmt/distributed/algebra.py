@@ -1,6 +1,6 @@
 """Sums, scalings and diagonal shifts of sharded matrices, whose entries stay on their devices.
 
-Only one number for each row or column travels: `scale_cols` exchanges the halo of its vector, as a product does.
+One number for each row or column travels: `scale_cols` exchanges the halo of its vector, as a product does.
 """
 
 import dataclasses
@@ -64,7 +64,7 @@ class ShardedAlgebra(ScipyNames):
                 "combine the matrices before `shard`. Patterns that are traced cannot be compared: inside jit take "
                 "A.with_data(A.data + B.data)"
             )
-        return with_values(self, tuple(f(a, b) for a, b in zip(_own(self), _own(other), strict=True)))
+        return with_values(self, tuple(f(a, b) for a, b in zip(_values(self), _values(other), strict=True)))
 
     def scale_rows(self, d: Any) -> Any:
         """diag(d)·A, of the same pattern; d is [n_rows]."""
@@ -121,7 +121,7 @@ def index_arrays(A: Any) -> list[Array]:
     return [a for a in jax.tree.leaves(A) if not any(a is other for other in others)]
 
 
-def _own(A: Any) -> tuple[Array, ...]:
+def _values(A: Any) -> tuple[Array, ...]:
     """The values of all blocks, [parts, n_stored], with every entry in its own place."""
     return of_blocks(A, _values_of)
 
@@ -135,8 +135,7 @@ def of_blocks(A: Any, f: Callable[[Any], Array]) -> tuple[Array, ...]:
     """f(block) [n_stored] on each device for the blocks whose entries share places; of other blocks the values."""
     if not any(block._shares_places for block in A.shards.blocks):
         return tuple(block.values for block in A.shards.blocks)
-    own = lambda shards: tuple(f(block)[None] for block in shards.blocks)  # noqa: E731
-    return A.range.over.each(own, A.shards)
+    return A.range.over.each(lambda shards: tuple(f(block)[None] for block in shards.blocks), A.shards)
 
 
 def _equal(a: list[Array], b: list[Array]) -> bool:
@@ -161,9 +160,9 @@ def _scaled(A: Any, d: Array, axis: int) -> tuple[Array, ...]:
 @jax.jit
 def _shifted(A: Any, s: Array) -> tuple[Array, ...]:
     def shifted(shards: Shards, s: Array) -> tuple[Array, ...]:
-        (row, col, index, own), *others = shards.entries()
-        here = (row == col) & (index < jnp.iinfo(index.dtype).max)
-        added = jnp.where(here, s.at[row].get(mode="clip"), 0)
-        return tuple(v[None] for v in (own + added, *(value for *_, value in others)))
+        (row, col, index, local), *others = shards.entries()
+        on_diagonal = (row == col) & (index < jnp.iinfo(index.dtype).max)
+        added = jnp.where(on_diagonal, s.at[row].get(mode="clip"), 0)
+        return tuple(v[None] for v in (local + added, *(value for *_, value in others)))
 
     return A.range.over.each(shifted, A.shards, s)

@@ -5,8 +5,8 @@
 
 A vector in the inner order is one array whose first axis is sharded over the mesh axis. A user's vector lies on the
 same devices in even blocks, blocks of equal size, if the number of devices divides n; JAX has no other blocks. A vector
-moves between even blocks and pieces in runs (`even_blocks.py`) or, if the inner order is not the user's, along a
-`Route`; no device holds the whole vector.
+travels between even blocks and pieces in runs (`even_blocks.py`) or, if the inner order is not the user's, by a
+`Route`, which stores a number for each unknown; no device holds the whole vector.
 """
 
 import dataclasses
@@ -61,13 +61,12 @@ class EnteredBasis(Basis):
     def run(self, f: Callable[..., Any], operands: tuple[Any, ...], specs: tuple[Any, ...], out: Any) -> Any:
         """f(*operands) inside one shard_map over the devices; specs, out: PartitionSpecs, as prefixes.
 
-        The numbers that f computes from sums are the same on every device; types cannot express that, so check_vma is
-        off.
+        What f computes from sums is the same on every device; types cannot express that, so check_vma is off.
         """
         return self.over.by_xla(lambda *a: self.over.mapped(f, specs, out, check_vma=False)(*a), operands, out)
 
     def same(self, other: Basis) -> bool:
-        return type(self) is type(other) and self.over == getattr(other, "over", None)
+        return isinstance(other, EnteredBasis) and type(self) is type(other) and self.over == other.over
 
     def agree(self, given: Callable[[], dict[str, Any]]) -> None:
         if not alone(self.over.mesh) and not in_trace():
@@ -126,7 +125,7 @@ class ShardedBasis(EnteredBasis):
         return self.n % self.devices == 0
 
     def same(self, other: Basis) -> bool:
-        return super().same(other) and self.key == getattr(other, "key", None)
+        return super().same(other) and isinstance(other, ShardedBasis) and self.key == other.key
 
     def enter(self, x: Array) -> Array:
         """The user's vector [n] or [n, p] in the inner order, with zeros in empty places."""
@@ -145,7 +144,7 @@ class ShardedBasis(EnteredBasis):
         return _leave(self, y, self.over.axis if blocks else None, padded)
 
     def accept(self, x: Any, given: Any = None) -> Any:
-        """The user's vector, moved to the mesh as by `placed`.
+        """The user's vector, on the mesh as by `placed`.
 
         Raises:
           ValueError: as `placed`, or the vector is not the same in all processes.
@@ -155,7 +154,7 @@ class ShardedBasis(EnteredBasis):
         return self.placed(x)
 
     def placed(self, x: Any) -> Any:
-        """The user's vector, moved to the devices of the mesh if it does not lie on all of them in their order.
+        """The user's vector, copied to the devices of the mesh if it does not lie on all of them in their order.
 
         Raises:
           ValueError: the vector lies on devices outside the mesh.
@@ -173,10 +172,10 @@ class ShardedBasis(EnteredBasis):
         if x.is_fully_addressable and not alone(mesh):  # each process has all of it
             return self._spread(x)
         if isinstance(x.sharding, NamedSharding) and lies_on(x, mesh):
-            its: Any = x.sharding.mesh
-            if its == mesh or its.abstract_mesh == jax.sharding.get_abstract_mesh():
+            other: Any = x.sharding.mesh
+            if other == mesh or other.abstract_mesh == jax.sharding.get_abstract_mesh():
                 return x
-            return jax.device_put(x, NamedSharding(Mesh(its.devices, its.axis_names), x.sharding.spec))
+            return jax.device_put(x, NamedSharding(Mesh(other.devices, other.axis_names), x.sharding.spec))
         return jax.device_put(x, NamedSharding(mesh, PartitionSpec(self.over.axis if self._is_even(x) else None)))
 
     def _is_even(self, x: Any) -> bool:
@@ -206,30 +205,33 @@ class ShardedBasis(EnteredBasis):
 @jax.jit
 def _enter(basis: ShardedBasis, x: Array) -> Array:
     over = basis.over
-    behind = over.even.places - x.shape[0]
 
-    def entered(basis: ShardedBasis, x: Array) -> Array:
-        x = jnp.pad(x, ((0, behind), *((0, 0),) * (x.ndim - 1)))
+    def in_pieces(basis: ShardedBasis, x: Array) -> Array:
+        x = jnp.pad(x, ((0, over.even.places - x.shape[0]), *((0, 0),) * (x.ndim - 1)))
         if basis.route is not None:
             return over.each(Route.piece, basis.route, x)
-        return _on_pieces(x, over, back=False)
+        if _has_pieces_as_blocks(over):
+            return constrained(x, over)
+        return over.each(lambda _, x: even_blocks.piece_of_blocks(x, over), (), x)
 
-    return over.by_xla(entered, (basis, x), mesh_axes.spec_like(x, over.axis))
+    return over.by_xla(in_pieces, (basis, x), mesh_axes.spec_like(x, over.axis))
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3))
 def _leave(basis: ShardedBasis, y: Array, explicit: Any, padded: bool) -> Array:
     over = basis.over
 
-    def left(basis: ShardedBasis, y: Array) -> Array:
+    def in_blocks(basis: ShardedBasis, y: Array) -> Array:
         if basis.route is not None:
-            out = over.each(functools.partial(Route.block, m=over.even.size), basis.route, y)
+            x = over.each(functools.partial(Route.block, m=over.even.size), basis.route, y)
+        elif _has_pieces_as_blocks(over):
+            x = constrained(y, over)
         else:
-            out = _on_pieces(y, over, back=True)
-        out = out if padded else out[: basis.n]
-        return constrained(out, over) if padded or basis.has_even_blocks else out
+            x = over.each(lambda _, y: even_blocks.block_of_pieces(y, over), (), y)
+        x = x if padded else x[: basis.n]
+        return constrained(x, over) if padded or basis.has_even_blocks else x
 
-    return over.by_xla(left, (basis, y), mesh_axes.spec_like(y, explicit))
+    return over.by_xla(in_blocks, (basis, y), mesh_axes.spec_like(y, explicit))
 
 
 def _unknowns(basis: ShardedBasis) -> Array:
@@ -240,23 +242,21 @@ def _unknowns(basis: ShardedBasis) -> Array:
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _noise(over: Distribution, shape: tuple[int, ...], dtype: Any) -> Array:
-    made = lambda: constrained(IDENTITY.noise(shape, dtype), over)  # noqa: E731
-    return over.by_xla(made, (), PartitionSpec(over.axis))
+    return over.by_xla(lambda: constrained(IDENTITY.noise(shape, dtype), over), (), PartitionSpec(over.axis))
 
 
-def _on_pieces(x: Array, over: Distribution, back: bool) -> Array:
-    if over == over.even and len({over.size, *over.counts}) == 1:
-        return constrained(x, over)  # every even block is a piece
-    return over.each(lambda _, x: even_blocks.moved(x, over, back), (), x)
+def _has_pieces_as_blocks(over: Distribution) -> bool:
+    """Whether every piece is an even block, without empty places."""
+    return over == over.even and len({over.size, *over.counts}) == 1
 
 
 def lies_on(a: Array, mesh: Mesh) -> bool:
     """Whether a lies on all devices of the mesh, in their order if its sharding names one; True if it is traced."""
     if isinstance(a, Tracer):
         return True
-    its = getattr(a.sharding, "mesh", None)
-    if its is not None:
-        return its is mesh or np.array_equal(its.device_ids.ravel(), mesh.device_ids.ravel())
+    if isinstance(a.sharding, NamedSharding):
+        other: Any = a.sharding.mesh
+        return other is mesh or np.array_equal(other.device_ids.ravel(), mesh.device_ids.ravel())
     return a.sharding.device_set == set(mesh.devices.flat)
 
 
@@ -266,24 +266,24 @@ def constrained(x: Array, over: Distribution) -> Array:
     return lax.with_sharding_constraint(x, NamedSharding(over.mesh_here, PartitionSpec(over.axis, *free)))
 
 
-def routes(over: Distribution, own: dict[int, np.ndarray]) -> tuple[dict[int, Route], int]:
+def routes(over: Distribution, unknowns: dict[int, np.ndarray]) -> tuple[dict[int, Route], int]:
     """The routes of an order of the unknowns, by part and in NumPy, and its key; all processes must call this.
 
     Args:
-      own: by part of this process, the user's unknown at each place.
+      unknowns: by part of this process, the user's unknown at each place.
     """
     blocks = over.even
     starts = blocks.starts
-    plan = halo.plan({k: needed(of, starts[k], starts[k + 1]) for k, of in own.items()}, blocks)
+    plan = halo.plan({k: needed(unknowns[k], starts[k], starts[k + 1]) for k in unknowns}, blocks)
     beyond = blocks.size + plan.width
 
     def route(k: int) -> Route:
-        slots = plan.places(k, own[k])
+        slots = plan.places(k, unknowns[k])
         slots = np.pad(slots, (0, over.size - len(slots)), constant_values=beyond)
         return Route(slots.astype(np.int32), plan.how[k])  # pyright: ignore[reportArgumentType]
 
-    digests = everyones(lambda: {k: _digest(of.astype(np.int64).tobytes()) for k, of in own.items()}, over.mesh)
-    return {k: route(k) for k in own}, int.from_bytes(_digest(b"".join(digests.values())))
+    digests = everyones(lambda: {k: _digest(unknowns[k].astype(np.int64).tobytes()) for k in unknowns}, over.mesh)
+    return {k: route(k) for k in unknowns}, int.from_bytes(_digest(b"".join(digests.values())))
 
 
 def _digest(message: bytes) -> bytes:

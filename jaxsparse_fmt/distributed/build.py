@@ -69,7 +69,7 @@ def shard(
       >>> js.cg(D, b, rtol=1e-8).status
       <Status.CONVERGED: 0>
     """
-    axis, parts, mesh = _placed(mesh, axis)
+    axis, parts, mesh = _axis_and_mesh(mesh, axis)
     dtype, backend, max_bytes, layout = _conversion(**options)
 
     def prepared() -> dict[str, Any]:
@@ -121,7 +121,7 @@ def shard_from_rows(
       >>> D.shape
       (16, 16)
     """
-    axis, parts, mesh = _placed(mesh, axis)
+    axis, parts, mesh = _axis_and_mesh(mesh, axis)
     dtype, backend, max_bytes, layout = _conversion(**options)
 
     def prepared() -> dict[str, Any]:
@@ -190,36 +190,36 @@ def assemble(
     needs = of_each(lambda k: needed(rows[k].indices, *columns[k : k + 2].tolist()), rows, mesh)
     plan = halo.plan(needs, over_columns, max(request.target.dtype.itemsize, 4))  # values may be narrower than vectors
     cut = of_each(lambda k: _cut(rows.pop(k), k, plan, request.mode), over_rows.mine, mesh)
-    told = everyones(lambda: {k: (nnz[k], len(of.boundary), diagonal[k]) for k, of in cut.items()}, mesh)
-    counts, boundary_rows, diagonals = np.array([*told.values()]).T
+    sizes = everyones(lambda: {k: (nnz[k], len(cut[k].boundary), diagonal[k]) for k in cut}, mesh)
+    counts, boundary_rows, diagonals = np.array([*sizes.values()]).T
     n_rows = over_rows.size, int(boundary_rows.max()) if request.mode == "overlap" else over_rows.size
-    parts = zip(n_rows, zip(*(of.blocks for of in cut.values()), strict=True), strict=False)
+    parts = zip(n_rows, zip(*(rows.blocks for rows in cut.values()), strict=True), strict=False)
     made = [in_one_format(dict(zip(cut, blocks, strict=True)), height, request) for height, blocks in parts]
     over_entries = Distribution.of(mesh, axis, counts)
     for over in (over_rows, over_columns, over_entries):
         building.check_addressable(int(over.starts[-1]) + over.places)  # empty places have numbers of their own
-    ways = []
+    made_routes = []
     if users is not None:
         bases = zip((over_columns, over_entries), users, strict=True)
-        ways = [routes(over, {k: numbers[k] for k in cut}) for over, numbers in bases]
+        made_routes = [routes(over, {k: numbers[k] for k in cut}) for over, numbers in bases]
     blocks = {k: tuple(matrices[k] for matrices, _ in made) for k in cut}
     index, beyond = index_dtype(int(counts.max()) + 1), over_rows.size + np.arange(n_rows[1])
 
     def arrays(k: int) -> tuple[Any, ...]:
-        of = cut[k]
+        rows = cut[k]
         boundary: Any = None
         numbers: Any = None
         if plan.width:
-            behind = 0, blocks[k][-1].nnz - len(of.numbers)
-            numbers = np.pad(of.numbers.astype(index), behind, constant_values=np.iinfo(index).max)
+            after = blocks[k][-1].nnz - len(rows.numbers)
+            numbers = np.pad(rows.numbers.astype(index), (0, after), constant_values=np.iinfo(index).max)
         if len(made) == 2 and request.mode == "overlap":
-            boundary = np.concatenate([of.boundary, beyond[: n_rows[1] - len(of.boundary)]]).astype(np.int32)
-        return Shards(blocks[k], boundary, numbers, plan.how[k]), *(route[k] for route, _ in ways)
+            boundary = np.concatenate([rows.boundary, beyond[: n_rows[1] - len(rows.boundary)]]).astype(np.int32)
+        return Shards(blocks[k], boundary, numbers, plan.how[k]), *(route[k] for route, _ in made_routes)
 
-    own = {k: arrays(k) for k in cut}
-    everyones(lambda: _check_fits(own, mesh), mesh)  # the last agreement: no process may fail alone after it
-    shards, *placed = over_rows.spread(own)
-    pairs = [(route, key) for route, (_, key) in zip(placed, ways, strict=True)] or [(None, 0)] * 2
+    held = {k: arrays(k) for k in cut}
+    everyones(lambda: _check_fits(held, mesh), mesh)  # the last agreement: no process may fail alone after it
+    shards, *on_devices = over_rows.spread(held)
+    pairs = [(route, key) for route, (_, key) in zip(on_devices, made_routes, strict=True)] or [(None, 0)] * 2
     domain, entries = (
         ShardedBasis(route=route, key=key, over=over)
         for over, (route, key) in zip((over_columns, over_entries), pairs, strict=True)
@@ -240,7 +240,7 @@ def assemble(
     )
 
 
-def _placed(mesh: Any, axis: Any) -> tuple[Any, int, Mesh]:
+def _axis_and_mesh(mesh: Any, axis: Any) -> tuple[Any, int, Mesh]:
     """The axis, the number of devices along it, and the mesh for the arrays.
 
     Raises:
@@ -285,17 +285,17 @@ class Cut(NamedTuple):
 def _cut(block: Csr, k: int, plan: halo.Halo, mode: str) -> Cut:
     n_own, width = plan.over.size, plan.width
     col, number = plan.places(k, block.indices), np.arange(block.nnz)
-    is_own = col < n_own
+    is_local = col < n_own
     if mode == "vector" or not width:
         whole, number = _sorted(block, col, number, block.indptr, n_own + width)
         return Cut([whole], np.zeros(0, np.int64), number)
-    before = np.concatenate([[0], np.cumsum(is_own)])[block.indptr]
-    local = scipy.sparse.csr_array((block.data[is_own], col[is_own], before), shape=(block.shape[0], n_own))
+    before = np.concatenate([[0], np.cumsum(is_local)])[block.indptr]
+    local = scipy.sparse.csr_array((block.data[is_local], col[is_local], before), shape=(block.shape[0], n_own))
     rest = block.indptr - before
     boundary = np.flatnonzero(np.diff(rest))
     if mode == "overlap":
         rest = np.append(rest[:-1][boundary], rest[-1])
-    beyond, number = _sorted(block, col[~is_own] - n_own, number[~is_own], rest, width)
+    beyond, number = _sorted(block, col[~is_local] - n_own, number[~is_local], rest, width)
     return Cut([local, beyond], boundary, number)
 
 
@@ -311,8 +311,8 @@ def _sorted(block: Csr, col: np.ndarray, number: np.ndarray, ptr: np.ndarray, n_
     return scipy.sparse.csr_array((block.data[order.data], order.indices, order.indptr), shape=order.shape), order.data
 
 
-def _check_fits(own: dict[int, Any], mesh: Mesh) -> dict[int, Any]:
-    nbytes = sum(a.nbytes for a in jax.tree.leaves(next(iter(own.values()))))  # the same for all
+def _check_fits(held: dict[int, Any], mesh: Mesh) -> dict[int, Any]:
+    nbytes = sum(a.nbytes for a in jax.tree.leaves(next(iter(held.values()))))  # the same for all
     stats = [device.memory_stats() or {} for device in mesh.local_devices]
     free = min((s["bytes_limit"] - s.get("bytes_in_use", 0) for s in stats if "bytes_limit" in s), default=nbytes)
     if nbytes > free:

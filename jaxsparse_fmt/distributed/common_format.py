@@ -84,9 +84,9 @@ def _ranked(csrs: dict[int, Csr], nnz: dict[int, int], request: Request) -> list
     ranks = of_each(lambda k: ranking.best_layouts(rank(csrs[k])), csrs, request.mesh)
     of_shard = everyones(lambda: ranks, request.mesh)
     least = min(1, max(nnz.values()))  # any format suits a shard without entries
-    told = [{c.format: c for c in choices} for k, choices in of_shard.items() if nnz[k] >= least]
-    common = [name for name in told[0] if all(name in of for of in told)]
-    slowest = [max((of[name] for of in told), key=lambda c: c.cost) for name in common]
+    by_name = [{c.format: c for c in choices} for k, choices in of_shard.items() if nnz[k] >= least]
+    common = [name for name in by_name[0] if all(name in choices for choices in by_name)]
+    slowest = [max((choices[name] for choices in by_name), key=lambda c: c.cost) for name in common]
     slowest.sort(key=lambda c: c.cost)
 
     def fit() -> dict[int, set[str]]:

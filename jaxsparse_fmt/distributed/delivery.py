@@ -1,4 +1,4 @@
-"""What travels from shard to shard on the host: messages, and rows of matrices. A process receives only what it needs.
+"""Messages from shard to shard on the host, and rows of matrices in them; a process receives only what it needs.
 
 The rows of a shard are in canonical CSR with all columns, numbered as in `entries.py`.
 """
@@ -40,34 +40,37 @@ def delivered(make: Callable[[], Messages], mesh: Mesh) -> Messages:
         made.update(make())
         return {me: [*made]}
 
-    has = everyones(shards, mesh)
-    own = {t: {s: made[s][t] for s in made if t in made[s]} for t in made}
-    if (count := len(has)) > 1:
-        home = {s: process for process, of in has.items() for s in of}  # the last of those that have the shard
+    shards_of = everyones(shards, mesh)
+    received = {t: {s: made[s][t] for s in made if t in made[s]} for t in made}
+    if (count := len(shards_of)) > 1:
+        home = {s: process for process, held in shards_of.items() for s in held}  # the last of those with the shard
         packed: list[bytes] = []
 
         def lengths() -> dict[int, Any]:
-            mine = {s: of for s, of in made.items() if home[s] == me}
-            for of_one in has.values():
-                to = {(s, t): m for s, of in mine.items() if s not in of_one for t, m in of.items() if t in of_one}
+            mine = {s: sent for s, sent in made.items() if home[s] == me}
+            for held in shards_of.values():
+                to = {(s, t): m for s, sent in mine.items() if s not in held for t, m in sent.items() if t in held}
                 packed.append(pickle.dumps(to) if to else b"")
             return {me: [*map(len, packed)]}
 
-        told = everyones(lengths, mesh)
+        size_of = everyones(lengths, mesh)
         for step in range(1, count):
-            if size := max(told[process][(process + step) % count] for process in range(count)):
-                source = (me - step) % count
-                received = _moved(packed[(me + step) % count], size, step, mesh)[: told[source][me]]
-                for (s, t), message in (pickle.loads(received) if received else {}).items():
-                    own[t][s] = message
-    return {t: dict(sorted(of.items())) for t, of in own.items()}
+            if longest := max(size_of[process][(process + step) % count] for process in range(count)):
+                message = _from_before(packed[(me + step) % count], longest, step, mesh)
+                message = message[: size_of[(me - step) % count][me]]
+                for (s, t), m in (pickle.loads(message) if message else {}).items():
+                    received[t][s] = m
+    return {t: dict(sorted(by_sender.items())) for t, by_sender in received.items()}
 
 
-def _moved(message: bytes, size: int, step: int, mesh: Mesh) -> bytes:
-    """The message, of at most `size` bytes, of the process `step` before this one; this one's goes `step` ahead."""
-    over, width = of_processes(mesh), 1 << (size - 1).bit_length()  # so that few sizes are compiled
-    moved = lambda: _permuted(spread_message(message, width, over), step, over)  # noqa: E731
-    return outside_traces(lambda: np.asarray(moved().addressable_data(0)).tobytes())
+def _from_before(message: bytes, longest: int, step: int, mesh: Mesh) -> bytes:
+    """The message, of at most `longest` bytes, of the process `step` before this one; this one's goes `step` ahead."""
+    over, width = of_processes(mesh), 1 << (longest - 1).bit_length()  # so that few sizes are compiled
+
+    def permuted() -> bytes:
+        return np.asarray(_permuted(spread_message(message, width, over), step, over).addressable_data(0)).tobytes()
+
+    return outside_traces(permuted)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
@@ -91,14 +94,15 @@ def by_owner(needs: np.ndarray, starts: np.ndarray) -> dict[int, np.ndarray]:
 
 
 def fetched(wanted: dict[int, np.ndarray], B: Any, starts: np.ndarray, mesh: Mesh) -> Any:
-    """The rows of B, matrices or arrays by shard, with the numbers that each shard wants, rising."""
+    """The rows of the matrix B, by shard, with the numbers that each shard wants, rising."""
     asked = delivered(lambda: {k: by_owner(rows, starts) for k, rows in wanted.items()}, mesh)
-    sent = lambda: {k: {t: B[k][rows - starts[k]] for t, rows in of.items()} for k, of in asked.items()}  # noqa: E731
-    of = delivered(sent, mesh)
-    return of_each(lambda k: stacked(B[k][:0], *of[k].values()), of, mesh)
+
+    def sent() -> Messages:
+        return {k: {t: B[k][rows - starts[k]] for t, rows in by_asker.items()} for k, by_asker in asked.items()}
+
+    rows = delivered(sent, mesh)
+    return of_each(lambda k: stacked(B[k][:0], *rows[k].values()), rows, mesh)
 
 
-def stacked(*parts: Any) -> Any:
-    if isinstance(parts[0], np.ndarray):
-        return np.concatenate(parts)
+def stacked(*parts: Csr) -> Csr:
     return scipy.sparse.csr_array(scipy.sparse.vstack(parts, format="csr"))

@@ -19,7 +19,7 @@ from jaxsparse_fmt.kernels.backends import jax_versions
 
 @dataclasses.dataclass(frozen=True)
 class Distribution:
-    """Vectors over a mesh axis: device k has piece k, `counts[k]` numbers and zeros up to `size`.
+    """Vectors over a mesh axis: device k has piece k, `counts[k]` unknowns and zeros up to `size`.
 
     `axis` may be a tuple of mesh axes, which together count as one, the last of them fastest.
     """
@@ -58,23 +58,34 @@ class Distribution:
         sharding = NamedSharding(self.mesh, PartitionSpec(self.axis))
 
         def placed(*leaves: np.ndarray) -> Array:
-            of, shape = dict(zip(parts, leaves, strict=True)), (len(self.counts), *leaves[0].shape)
-            return jax.make_array_from_callback(shape, sharding, lambda index: of[_first(index)][None])
+            leaf_of = dict(zip(parts, leaves, strict=True))
+            shape = len(self.counts), *leaves[0].shape
+            return jax.make_array_from_callback(shape, sharding, lambda index: leaf_of[_first(index)][None])
 
         return jax.tree.map(placed, *parts.values())
 
     def everywhere(self, tree: Any) -> Any:
         """The arrays, equal in all processes, whole on every device."""
         copies = NamedSharding(self.mesh, PartitionSpec())
-        placed = lambda a: jax.make_array_from_callback(a.shape, copies, lambda index: a[index])  # noqa: E731
-        return jax.tree.map(lambda a: placed(np.asarray(a)), tree)
+
+        def copied(a: Any) -> Array:
+            a = np.asarray(a)
+            return jax.make_array_from_callback(a.shape, copies, lambda index: a[index])
+
+        return jax.tree.map(copied, tree)
 
     def on_host(self, a: Array) -> dict[int, np.ndarray]:
         """The parts [m, ...] of an array [parts·m, ...] that lie in this process."""
-        m, shards = a.shape[0] // len(self.counts), [(_first(s.index), s.data) for s in a.addressable_shards]
-        holds = lambda begin, start, data: start <= begin < start + data.shape[0]  # noqa: E731
-        found = {k: next(s for s in shards if holds(k * m, *s)) for k in self.mine}
-        return {k: np.asarray(data)[k * m - start :][:m] for k, (start, data) in found.items()}
+        m = a.shape[0] // len(self.counts)
+
+        def part(k: int) -> np.ndarray:
+            for shard in a.addressable_shards:  # which hold one part each, or several
+                before = k * m - _first(shard.index)
+                if 0 <= before < shard.data.shape[0]:
+                    return np.asarray(shard.data)[before : before + m]
+            raise AssertionError("a process has the parts of its devices")
+
+        return {k: part(k) for k in self.mine}
 
     @property
     def places(self) -> int:
@@ -103,14 +114,14 @@ class Distribution:
 
         ValueError: inside one over some of the axes that together count as one.
         """
-        own = {*mesh_axes.names(self.axis)}
-        mapped = own & {*jax.sharding.get_abstract_mesh().manual_axes}
-        if mapped and mapped != own:
+        axes = {*mesh_axes.names(self.axis)}
+        mapped = axes & {*jax.sharding.get_abstract_mesh().manual_axes}
+        if mapped and mapped != axes:
             raise ValueError(
                 f"the matrix lies over the axes {self.axis!r} together, and shard_map is over {sorted(mapped)} alone; "
                 "map over all of them"
             )
-        return mapped == own
+        return mapped == axes
 
     def piece_of(self, x: Array) -> PartitionSpec:
         """How vectors [m] or [m, p] lie: pieces over the axis, columns over the mesh's other axes if these divide p.
@@ -134,30 +145,31 @@ class Distribution:
             f, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=names, check_vma=check_vma
         )
 
-    def each(self, f: Callable[..., Any], own: Any, *vectors: Any) -> Any:
-        """f(own, *vectors) on every device: its part of the arrays [parts, ...] of `own`, and its pieces.
+    def each(self, f: Callable[..., Any], parts: Any, *vectors: Any) -> Any:
+        """f(part, *pieces) on every device: its part of the arrays [parts, ...] of `parts`, its pieces of the vectors.
 
         The results lie as the vectors do. Inside shard_map over the axis it is f of this device.
         """
 
-        def body(own: Any, *vectors: Any) -> Any:
-            return f(jax.tree.map(lambda a: a[0], own), *vectors)
+        def body(parts: Any, *pieces: Any) -> Any:
+            return f(jax.tree.map(lambda a: a[0], parts), *pieces)
 
         if self.is_manual:
-            return body(own, *vectors)
+            return body(parts, *vectors)
         part = PartitionSpec(self.axis)
 
-        def of_all(own: Any, *vectors: Any) -> Any:
+        def everywhere(parts: Any, *vectors: Any) -> Any:
             piece = self.piece_of(vectors[0]) if vectors else part
-            return self.mapped(body, (part, *(piece for _ in vectors)), piece)(own, *vectors)
+            return self.mapped(body, (part, *(piece for _ in vectors)), piece)(parts, *vectors)
 
-        return self.by_xla(of_all, (own, *vectors), mesh_axes.spec_like(vectors[0], self.axis) if vectors else part)
+        out = mesh_axes.spec_like(vectors[0], self.axis) if vectors else part
+        return self.by_xla(everywhere, (parts, *vectors), out)
 
     def by_xla(self, f: Callable[..., Any], operands: tuple[Any, ...], out: Any) -> Any:
         """f(*operands) with the axis as an auto axis; see `mesh_axes.by_xla`."""
         return mesh_axes.by_xla(f, operands, out, self.mesh.abstract_mesh, mesh_axes.names(self.axis))
 
-    def placed(self, a: Array) -> Array:
+    def in_context(self, a: Array) -> Array:
         """An array of pieces on the mesh of the context, whose axes may be explicit where its own are auto."""
         here = jax.sharding.get_abstract_mesh()
         if here.empty or here == jax.typeof(a).sharding.mesh or self.is_manual:

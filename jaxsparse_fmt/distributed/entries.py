@@ -37,9 +37,8 @@ def data(A: Sharded, padded: bool) -> Array:
 def values_of(A: Sharded, data: Array) -> tuple[Array, ...]:
     """The values of A's blocks if its entries are `data` [nnz]."""
 
-    def stored(shards: Shards, own: Array) -> tuple[Array, ...]:
-        found = (index for _, _, index, _ in shards.entries())
-        return tuple(own.at[index].get(mode="fill", fill_value=0)[None] for index in found)
+    def stored(shards: Shards, piece: Array) -> tuple[Array, ...]:
+        return tuple(piece.at[index].get(mode="fill", fill_value=0)[None] for _, _, index, _ in shards.entries())
 
     return A.range.over.each(stored, A.shards, A.data_basis.enter(data))
 
@@ -61,18 +60,18 @@ def in_pieces(A: Sharded, rows: Array, cols: Array) -> tuple[Array, Array, Array
 
     def found(shards: Shards, rows: Array, cols: Array) -> tuple[Array, Array, Array]:
         cols = jnp.concatenate([cols, exchange(cols, shards.halo)])
-        of = shards.entries()
-        return _by_entry(A, of, 0, rows), _by_entry(A, of, 1, cols), _by_entry(A, of, 3)
+        stored = shards.entries()
+        return _by_entry(A, stored, 0, rows), _by_entry(A, stored, 1, cols), _by_entry(A, stored, 3)
 
     return A.range.over.each(found, A.shards, rows, cols)
 
 
-def _by_entry(A: Sharded, of: list[Any], which: int, names: Array | None = None) -> Array:
-    """What `entries` tells in place `which`, or the name of that number, by entry; zero in empty places."""
-    out = jnp.zeros(A.data_basis.over.size, of[0][which].dtype if names is None else names.dtype)
-    for told in of:
-        value = told[which] if names is None else jnp.take(names, told[which], mode="clip")
-        out = out.at[told[2]].set(value, mode="drop", unique_indices=True)
+def _by_entry(A: Sharded, stored: list[Any], which: int, names: Array | None = None) -> Array:
+    """What `Shards.entries` has in place `which`, or the name of that number, by entry; zero in empty places."""
+    out = jnp.zeros(A.data_basis.over.size, stored[0][which].dtype if names is None else names.dtype)
+    for block in stored:
+        value = block[which] if names is None else jnp.take(names, block[which], mode="clip")
+        out = out.at[block[2]].set(value, mode="drop", unique_indices=True)
     return out
 
 
@@ -82,7 +81,8 @@ def _by_entry(A: Sharded, of: list[Any], which: int, names: Array | None = None)
 def pieces(A: Any, dtype: Any) -> Pieces:
     """The rows of each shard of this process, with entries of this dtype; all processes must call this."""
     over, nnz = A.range.over, A.data_basis.over.counts
-    row, col, value = ({k: a[: nnz[k]] for k, a in over.on_host(part).items()} for part in _untraced(_named, A))
+    arrays = _untraced(_named, A, over.mesh)
+    row, col, value = ({k: a[: nnz[k]] for k, a in over.on_host(array).items()} for array in arrays)
 
     def rows_of(k: int) -> Csr:
         ptr = np.concatenate([[0], np.cumsum(np.bincount(row[k] - over.starts[k], minlength=over.counts[k]))])
@@ -95,8 +95,8 @@ def pieces(A: Any, dtype: Any) -> Pieces:
 
 def to_scipy(A: Any) -> Csr:
     """All rows in canonical CSR in the user's order, on the host of each process, all of which must call this."""
-    own = pieces(A, np.promote_types(A.dtype, np.float32))
-    S = stacked(*everyones(lambda: own, A.range.over.mesh).values())
+    rows = pieces(A, np.promote_types(A.dtype, np.float32))
+    S = stacked(*everyones(lambda: rows, A.range.over.mesh).values())
     if A.range.route is None and A.domain.route is None:
         return S
     S = S.tocoo()
@@ -106,7 +106,7 @@ def to_scipy(A: Any) -> Csr:
 
 def users_unknowns(basis: Any) -> np.ndarray:
     """[n] the user's number of each unknown, in the inner order; all processes must call this."""
-    return _joined(basis.over, _untraced(type(basis).unknowns, basis))
+    return _joined(basis.over, _untraced(type(basis).unknowns, basis, basis.over.mesh))
 
 
 def vector_to_host(basis: Any, x: Any) -> np.ndarray:
@@ -134,14 +134,13 @@ def numbers(over: Distribution) -> Array:
     return (first + jnp.arange(over.size, dtype=first.dtype)).reshape(-1)
 
 
-def _untraced(f: Any, of: Any) -> Any:
-    """f(of) of arrays that a traced function closes over: in a thread, since shard_map is refused inside that trace."""
-    if any(isinstance(a, Tracer) for a in jax.tree.leaves(of)):
-        return f(of)  # JAX refuses to read the result, in words
-    mesh = (of if hasattr(of, "over") else of.range).over.mesh
+def _untraced(f: Any, arrays: Any, mesh: Any) -> Any:
+    """f(arrays), which a traced function may close over: in a thread, since shard_map is refused inside that trace."""
+    if any(isinstance(a, Tracer) for a in jax.tree.leaves(arrays)):
+        return f(arrays)  # JAX refuses to read the result, in words
 
     def called(_: Any) -> Any:
         with jax.set_mesh(mesh):
-            return f(of)
+            return f(arrays)
 
     return together(called, (0,))[0]

@@ -113,9 +113,10 @@ class Halo:
     def places(self, k: int, unknowns: np.ndarray) -> np.ndarray:
         """The place of each unknown in [piece | buffer] of device k."""
         start, stop = self.over.starts[k : k + 2].tolist()
-        own, at = (unknowns >= start) & (unknowns < stop), unknowns - start
-        at[~own] = self.over.size + self.slots[k][np.searchsorted(self.needs[k], unknowns[~own])]
-        return at
+        received = (unknowns < start) | (unknowns >= stop)
+        place = unknowns - start
+        place[received] = self.over.size + self.slots[k][np.searchsorted(self.needs[k], unknowns[received])]
+        return place
 
 
 def plan(needs: dict[int, np.ndarray], over: Distribution, itemsize: int = 8) -> Halo:
@@ -127,9 +128,11 @@ def plan(needs: dict[int, np.ndarray], over: Distribution, itemsize: int = 8) ->
       itemsize: bytes of an unknown.
     """
     starts, parts = over.starts, len(over.counts)
-    owned = {k: by_owner(of, starts) for k, of in needs.items()}
-    told = everyones(lambda: {k: {s: len(of) for s, of in of_k.items()} for k, of_k in owned.items()}, over.mesh)
-    pairs = [(source, target, count) for target, of in told.items() for source, count in of.items()]
+    wanted = {k: by_owner(unknowns, starts) for k, unknowns in needs.items()}
+    counts = everyones(
+        lambda: {k: {s: len(unknowns) for s, unknowns in lists.items()} for k, lists in wanted.items()}, over.mesh
+    )
+    pairs = [(source, target, count) for target, by_source in counts.items() for source, count in by_source.items()]
     source, target, count = np.array(pairs, np.int64).reshape(-1, 3).T
     received = np.bincount(target, count, parts).astype(np.int64), np.bincount(target, minlength=parts)
     if not pairs:
@@ -148,17 +151,17 @@ def plan(needs: dict[int, np.ndarray], over: Distribution, itemsize: int = 8) ->
         sent = place = (np.cumsum(sizes) - sizes)[number]
         reason = f"permute in {rounds} rounds"
     send = {k: np.zeros(how.width, np.int32) for k in needs}
-    for k, asked in delivered(lambda: owned, over.mesh).items():
-        to = source == k
-        begin = dict(zip(target[to].tolist(), sent[to].tolist(), strict=True))
+    for k, asked in delivered(lambda: wanted, over.mesh).items():
+        from_k = source == k
+        begin = dict(zip(target[from_k].tolist(), sent[from_k].tolist(), strict=True))
         for t, unknowns in asked.items():
             send[k][begin[t] :][: len(unknowns)] = unknowns - starts[k]
     slots = {k: _places(place[target == k], count[target == k]) for k in needs}
     reason = f"{reason}, {readable_bytes(how.width * itemsize)} to each device"
-    hows = {k: dataclasses.replace(how, send=of) for k, of in send.items()}
+    hows = {k: dataclasses.replace(how, send=places) for k, places in send.items()}
     return Halo(over, hows, needs, slots, *received, reason)
 
 
 def _places(start: np.ndarray, count: np.ndarray) -> np.ndarray:
-    """The places of messages that begin at `start`, one message behind the other."""
+    """The places of messages that begin at `start`, one message after the other."""
     return np.repeat(start - np.cumsum(count) + count, count) + np.arange(count.sum())

@@ -50,26 +50,26 @@ class Shards:
         # Without entries the product does not vary over the devices, as y does.
         return jax.linear_transpose(lambda x: mesh_axes.varying(self.product(x), y), x)(y.astype(dtype))[0]
 
-    def product_sums(self, x: Array, what: vector_passes.Pass, *beside: Array) -> tuple[Array, Any]:
-        """The device's piece of A·x, and its summands of the sums of a pass over A·x and `beside`, in parts; real [m].
+    def product_sums(self, x: Array, what: vector_passes.Pass, *others: Array) -> tuple[Array, Any]:
+        """The device's piece of A·x, and its summands of the sums of a pass over A·x and `others`, in parts; real [m].
 
         The product with the halo block adds by how much it changes the terms of its rows: no other row is read again.
         """
         (A, v), *beyond = self._terms(x)
-        y, sums = A._matvec_sums(v, what, *beside)
-        own = jnp.stack([a.of if isinstance(a, vector_passes.Parts) else a[None] for a in sums])
+        y, sums = A._matvec_sums(v, what, *others)
+        parts = jnp.stack([a.of if isinstance(a, vector_passes.Parts) else a[None] for a in sums])
         for B, h in beyond:
             y, h = _in_turn(y, h)
-            before, *others = map(self._at_boundary, (y, *beside))
+            before, *there = map(self._at_boundary, (y, *others))
             # Without the barrier XLA reads y itself after it has changed, and copies it before.
             before, now = lax.optimization_barrier((before, before + B.matvec(h)))
-            both = (what.each((), piece, *others)[1] for piece in (now, before))
+            both = (what.each((), piece, *there)[1] for piece in (now, before))
             terms = jnp.stack([a * b - c * d for (a, b), (c, d) in zip(*both, strict=True)])
             # As many sums as there are parts, each with a part as a term more: XLA makes them in one kernel.
-            terms = jnp.pad(terms, ((0, 0), (0, -terms.shape[1] % own.shape[1]))).reshape(*own.shape, -1)
-            own = jnp.sum(terms + jnp.pad(own[..., None], ((0, 0), (0, 0), (0, terms.shape[2] - 1))), axis=2)
+            terms = jnp.pad(terms, ((0, 0), (0, -terms.shape[1] % parts.shape[1]))).reshape(*parts.shape, -1)
+            parts = jnp.sum(terms + jnp.pad(parts[..., None], ((0, 0), (0, 0), (0, terms.shape[2] - 1))), axis=2)
             y = now if self.boundary is None else y.at[self.boundary].set(now, **ONCE)
-        return y, tuple(map(vector_passes.Parts, own))
+        return y, tuple(map(vector_passes.Parts, parts))
 
     def _at_boundary(self, v: Array) -> Array:
         """v at the rows of the halo block; zeros in padding."""

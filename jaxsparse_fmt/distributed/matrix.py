@@ -94,8 +94,8 @@ class ShardedMatrix(ShardedAlgebra):
     @property
     def shape(self) -> tuple[int, int]:
         if self.is_entered:  # inside shard_map, between pieces
-            places = lambda basis: basis.over.size if basis.over.is_manual else basis.places  # noqa: E731
-            return places(self.range), places(self.domain)
+            n_rows, n_cols = (b.over.size if b.over.is_manual else b.places for b in (self.range, self.domain))
+            return n_rows, n_cols
         return self.range.n, self.domain.n
 
     @property
@@ -167,12 +167,12 @@ class ShardedMatrix(ShardedAlgebra):
         return _product(self, x) if self.is_entered else self.range.leave(_product(self, self.domain.enter(x)), x)
 
     def _of_piece(self, what: str, f: Callable[[Shards, Array], Array], x: Any, basis: ShardedBasis) -> Array:
-        over, held = basis.over, self.shards.blocks[0].values.shape[0]
-        if not self.is_entered or held != 1:
-            it = "A @ x, in the user's order," if not self.is_entered else f"a matrix of {held} devices' shards"
+        over, count = basis.over, self.shards.blocks[0].values.shape[0]
+        if not self.is_entered or count != 1:
+            refused = f"a matrix of {count} devices' shards" if self.is_entered else "A @ x, in the user's order,"
             raise ValueError(
-                f"{it} is not for one device; inside shard_map over {over.axis!r} use A.in_basis @ piece, with A an "
-                f"argument of in_specs PartitionSpec({over.axis!r})"
+                f"{refused} is not for one device; inside shard_map over {over.axis!r} use A.in_basis @ piece, with A "
+                f"an argument of in_specs PartitionSpec({over.axis!r})"
             )
         if jnp.ndim(x) not in (1, 2) or jnp.shape(x)[0] != over.size:
             raise ValueError(f"inside shard_map {what} takes a piece of x, ({over.size},); got {jnp.shape(x)}")
@@ -182,12 +182,12 @@ class ShardedMatrix(ShardedAlgebra):
 
     _fuses_sums = True
 
-    def _matvec_sums(self, x: Array, what: vector_passes.Pass, *beside: Array) -> tuple[Array, Any]:
-        alike = x.ndim == 1 and x.dtype.kind == "f" and all(v.dtype == self.dtype for v in (x, *beside))
+    def _matvec_sums(self, x: Array, what: vector_passes.Pass, *others: Array) -> tuple[Array, Any]:
+        alike = x.ndim == 1 and x.dtype.kind == "f" and all(v.dtype == self.dtype for v in (x, *others))
         if self.domain.over.is_manual and alike:
-            return self.domain.over.each(lambda own, x: own.product_sums(x, what, *beside), self.shards, x)
+            return self.domain.over.each(lambda shard, x: shard.product_sums(x, what, *others), self.shards, x)
         y = self.matvec(x)
-        return y, vector_passes.plain_sweep(what, (), (y, *beside))[2]
+        return y, vector_passes.plain_sweep(what, (), (y, *others))[2]
 
     def _entered(self, basis: Basis) -> Any:
         return self if self.is_entered else super()._entered(basis)
@@ -233,9 +233,9 @@ class ShardedMatrix(ShardedAlgebra):
 
     def _check_devices(self) -> None:
         """Raises a ValueError if the arrays no longer lie on the devices for which the matrix was made."""
-        held, mesh = self.shards.blocks[0].values, self.range.over.mesh
-        if isinstance(held, jax.Array) and not lies_on(held, mesh):
-            where = ", ".join(sorted(map(str, held.sharding.device_set))[:4])
+        values = self.shards.blocks[0].values
+        if isinstance(values, jax.Array) and not lies_on(values, self.range.over.mesh):
+            where = ", ".join(sorted(map(str, values.sharding.device_set))[:4])
             raise ValueError(
                 f"this matrix was moved to {where}, away from the mesh for which it was made, or into another order of "
                 "its devices; leave it out of jax.device_put, or make it anew by `shard` on the other mesh"
@@ -260,8 +260,8 @@ class ShardedMatrix(ShardedAlgebra):
 
     def _each(self, f: Callable[[Array], Array]) -> Self:
         """The same matrix with f applied to the values of every block."""
-        here = self.range.over.placed
-        return with_blocks(self, (block._with_values(f(here(block.values))) for block in self.shards.blocks))
+        in_context = self.range.over.in_context
+        return with_blocks(self, (block._with_values(f(in_context(block.values))) for block in self.shards.blocks))
 
     @property
     def data(self) -> Array:
@@ -314,17 +314,16 @@ class ShardedMatrix(ShardedAlgebra):
             self._check_devices()
             padded = self.data_basis.over.even.places
             size = padded if jnp.shape(data) == (padded,) else self.nnz
-            own = self.data_basis.accept(entry_index.checked(data, size), data)
-        return with_values(self, entries.values_of(self, own))
+            taken = self.data_basis.accept(entry_index.checked(data, size), data)
+        return with_values(self, entries.values_of(self, taken))
 
     def data_of(self, gradient: Self) -> Array:
         """The entries [nnz] of a gradient by this whole matrix, in the order of `data`; as `SparseMatrix.data_of`."""
         pairs = zip(jax.tree.leaves(self), jax.tree.leaves(gradient), strict=True)
         leaves = [g if jnp.issubdtype(g.dtype, jnp.inexact) else a for a, g in pairs]
-        of_all = jax.tree.unflatten(jax.tree.structure(self), leaves)
-        values = of_blocks(of_all, _shared_out)
-        blocks = zip(of_all.shards.blocks, values, strict=True)
-        return with_blocks(of_all, (block._with_values(v) for block, v in blocks)).data
+        A = jax.tree.unflatten(jax.tree.structure(self), leaves)
+        blocks = zip(A.shards.blocks, of_blocks(A, _shared_out), strict=True)
+        return with_blocks(A, (block._with_values(v) for block, v in blocks)).data
 
     # ------------------------------------------------------------------------------------------------- conversions
 

@@ -47,7 +47,10 @@ def alike(matrices: dict[int, SparseMatrix], mesh: Mesh) -> dict[int, SparseMatr
 
     All processes must call this.
     """
-    forms = lambda: [*everyones(lambda: {k: Form.of(A) for k, A in matrices.items()}, mesh).values()]  # noqa: E731
+
+    def forms() -> list[Form]:
+        return [*everyones(lambda: {k: Form.of(A) for k, A in matrices.items()}, mesh).values()]
+
     names = {name for form in forms() for name in form.sizes}
     first: Any = next(iter(matrices.values()))
     if hasattr(first, "with_arrays"):  # optional arrays, which some shards have
@@ -66,8 +69,9 @@ def agreed(forms: list[Form]) -> Form:
     names = {name for form in forms for name in form.sizes}
     sizes = {name: max(form.sizes.get(name, 0) for form in forms) for name in names}
     dtypes: dict[str, np.dtype] = {}
-    for name, dtype in (of for form in forms for of in form.dtypes.items()):
-        dtypes[name] = np.promote_types(dtypes.get(name, dtype), dtype)
+    for form in forms:
+        for name, dtype in form.dtypes.items():
+            dtypes[name] = np.promote_types(dtypes.get(name, dtype), dtype)
     counts = {name: max(form.counts[name] for form in forms) for name in forms[0].counts}
     if len({"pattern" in form.dtypes for form in forms}) > 1:  # without a pattern, any place may hold a zero
         counts["reads_pattern"] = True

@@ -30,13 +30,14 @@ def alone(mesh: Mesh) -> bool:
     """
     if jax.process_count() == 1:
         return True
-    has, count = sorted({d.process_index for d in mesh.devices.flat}), jax.process_count()
-    if has == [jax.process_index()]:
+    processes, count = sorted({d.process_index for d in mesh.devices.flat}), jax.process_count()
+    if processes == [jax.process_index()]:
         return True
-    if len(has) < count:
+    if len(processes) < count:
         raise ValueError(
-            f"the mesh has devices of {len(has)} of {count} processes, of number {', '.join(map(str, has))}; make the "
-            "mesh of the devices of all processes, jax.devices(), or of this one's alone, jax.local_devices()"
+            f"the mesh has devices of {len(processes)} of {count} processes, of number {', '.join(map(str, processes))}"
+            "; make the mesh of the devices of all processes, jax.devices(), or of this one's alone, "
+            "jax.local_devices()"
         )
     return False
 
@@ -52,7 +53,8 @@ def everyones(make: Callable[[], dict[int, Any]], mesh: Mesh) -> dict[int, Any]:
     """
     if alone(mesh):
         return dict(sorted(make().items()))
-    mine, failure = {}, None
+    mine: dict[int, Any] = {}
+    failure = None
     try:
         mine = make()
     except Exception as error:
@@ -60,11 +62,11 @@ def everyones(make: Callable[[], dict[int, Any]], mesh: Mesh) -> dict[int, Any]:
     messages = gathered(pickle.dumps((mine, _portable(failure))), mesh)
     whole: dict[int, Any] = {}
     for process, message in messages.items():
-        of_one, theirs = pickle.loads(message)
-        if failure is None and theirs is not None:
-            failure = theirs
+        theirs, their_failure = pickle.loads(message)
+        if failure is None and their_failure is not None:
+            failure = their_failure
             failure.add_note(f"in process {process}")
-        whole |= of_one
+        whole |= theirs
     if failure is not None:
         failure.is_known_to_all = True  # pyright: ignore[reportAttributeAccessIssue]
         raise failure
@@ -78,7 +80,7 @@ MOST = 2**24  # and in each other, which bounds the memory of a device
 def gathered(message: bytes, mesh: Mesh) -> dict[int, bytes]:
     """The message of every process of the mesh, by process; all of them must call this."""
     first = _in_one_round((np.int64(len(message)).tobytes() + message)[:FIRST], FIRST, mesh)
-    sizes = {process: int(np.frombuffer(of[:8], np.int64)[0]) for process, of in first.items()}
+    sizes = {process: int(np.frombuffer(part[:8], np.int64)[0]) for process, part in first.items()}
     found = {process: [part[8:]] for process, part in first.items()}
     longest = max(sizes.values())
     for begin in range(FIRST - 8, longest, MOST):
@@ -123,7 +125,8 @@ def outside_traces(f: Callable[[], Any]) -> Any:
 
 def agree(make: Callable[[], dict[str, Any]], mesh: Mesh) -> dict[str, Any]:
     """make(), after a check that its values, the backend in use and the length of words agree in all processes of the
-    mesh, all of which must call this.
+    mesh, all of which must call this: after the checks of arguments, any of which may raise in one process alone, and
+    before the first program that runs on all processes, which would wait for the one that has raised.
 
     Processes that disagree would wait for each other forever, or compute with parts of different matrices. They
     exchange a digest, and the values in words only if digests differ.
