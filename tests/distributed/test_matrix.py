@@ -60,8 +60,7 @@ def test_every_format_agrees_with_scipy(layout, mode, kind, monkeypatch):
     np.testing.assert_array_equal(data, DATA)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("kind", "mode"), few(itertools.product(KINDS, MODES), 3))
 def test_every_mode_and_exchange_agrees_with_scipy_both_ways(mode, kind, monkeypatch):
     take(kind, monkeypatch)
     B = jsf.shard(S, MESH, format="ell", mode=mode)

@@ -189,7 +189,7 @@ def test_an_explicit_mesh_without_a_context_works_as_an_auto_one():
         close(B @ placed(MESHES["explicit"], X, *axes), D @ X)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", few(KINDS, 1))
 def test_two_axes_together_count_as_one(kind, monkeypatch):
     """Boxes of 4 × 2 devices; x lies over both axes, and the result and its cotangent as x does."""
     mesh, both = MESHES[kind], ("rows", "batch")

@@ -68,7 +68,7 @@ def test_xla_folds_no_running_sum_and_no_sort_over_a_pattern_that_is_closed_over
     assert not slow(lambda x: faces(A, x), X)
 
 
-@every_format
+@pytest.mark.parametrize("layout", few(FIRST_LAYOUTS, 9), ids=str)
 def test_a_gradient_by_data_holds_the_pattern_and_one_index_and_folds_nothing(layout):
     """Also where nothing in it is traced, since a derivative by entries depends on the vectors alone.
 

@@ -15,6 +15,7 @@ import jaxsparse_fmt as jsf
 from solvers import SolverError, Status, direct, factorized, gmres, refine, superlu
 from solvers.precond import ilu
 from tests.lowering import quick_jit
+from tests.marks import deep
 
 N = 30
 RHS = np.random.default_rng(2).standard_normal(N)
@@ -46,8 +47,11 @@ ways = pytest.mark.parametrize(
 jitted = quick_jit(direct)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex128])
-@pytest.mark.parametrize("format", ["csr", "pjds", "dia"])
+QUICK = (("csr", np.float32), ("pjds", np.complex128), ("dia", np.float64))
+KINDS = itertools.product(("csr", "pjds", "dia"), (np.float32, np.float64, np.complex128))
+
+
+@pytest.mark.parametrize(("format", "dtype"), [row if row in QUICK else deep(*row) for row in KINDS])
 def test_a_solve_and_a_transposed_one_agree_with_dense_ones(format, dtype):
     S = matrix(dtype)
     own = jsf.from_scipy(S, format, **({} if format != "dia" else {"max_bytes": 1e9}))

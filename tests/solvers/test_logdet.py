@@ -128,6 +128,7 @@ def test_a_singular_matrix_has_a_determinant_of_zero_and_a_nan_is_passed_on():
         assert np.isnan(logdet(jsf.from_scipy(S)))
 
 
+@pytest.mark.deep  # 200 solves
 def test_gradients_called_again_and_again_take_no_more_memory():
     S = CASES["precision"]
     A = jsf.from_scipy(S, "csr")

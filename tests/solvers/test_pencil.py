@@ -89,7 +89,7 @@ def test_what_is_no_mass_matrix_is_refused():
         sol.raise_for_status()
 
 
-@pytest.mark.parametrize("shape", [(60, 25), (25, 60)], ids=["tall", "wide"])
+@pytest.mark.parametrize("shape", few([((60, 25),), ((25, 60),)], 1), ids=["tall", "wide"])
 @pytest.mark.parametrize("dtype", few([np.float64, np.complex128], 1))
 def test_singular_triples_are_those_of_a_dense_matrix(shape, dtype):
     rng = np.random.default_rng(1)

@@ -18,6 +18,7 @@ from solvers import Status, direct, factorized, precond, solve
 from solvers.host import Host
 from solvers.ways import SMALL
 from tests.lowering import quick_jit
+from tests.marks import deep
 from tests.solvers.methods import neumann
 
 N = 60
@@ -264,8 +265,10 @@ def of_data(A, b, **options):
     return lambda data: jnp.sum(solve(A.with_data(data), b, rtol=1e-10, **options).x ** 2)
 
 
-@pytest.mark.parametrize("transformed", [lambda f: f, jax.jit], ids=["eager", "jit"])
-@pytest.mark.parametrize("name", ["direct", "cg"])
+@pytest.mark.parametrize(
+    ("name", "transformed"),
+    [("direct", jax.jit), ("cg", lambda f: f), deep("direct", lambda f: f), deep("cg", jax.jit)],
+)
 def test_derivatives_are_those_of_a_dense_solve(name, transformed):
     S = tridiagonal() if name == "cg" else tridiagonal(low=-0.3)
     A, b = jsf.from_scipy(S, "csr"), np.arange(1.0, N + 1)
