@@ -166,17 +166,18 @@ def step(space: Space, A: Map, M: Map, work: Any, now: Now) -> tuple[Any, Now]:
         return step_predicting(space, A, M, work, now)
     x, r, p, gamma = work
     q, (curvature,) = space.product_sums(A, p, DOT, p)
-    (r,), (curvature, alpha), (rr,) = space.sweep(DESCEND, (gamma, curvature, *now.numbers), (r, q))
+    (r,), (curvature, alpha, moves), (rr,) = space.sweep(DESCEND, (gamma, curvature, *now.numbers), (r, q))
     z = M(r)
     rz = rr if z is r else space.part(r, z)
-    numbers = gamma, curvature, alpha, rr, rz, now.k, now.code
+    numbers = gamma, curvature, alpha, moves, rr, rz, now.k, now.code
     (x, p), (gamma, k, size, ended, *_), _ = space.sweep(TURN, numbers, (x, p, z))
     return Work(x, r, p, gamma), now._replace(k=k, norm=size, code=ended)
 
 
 def _descend(gamma, curvature, *now):
     alpha = jnp.where((gamma > 0) & (curvature > 0), gamma / curvature, 0)
-    return curvature, jnp.where(Now(*now).active, alpha, -1)
+    alpha = jnp.where(Now(*now).active, alpha, -1)
+    return curvature, alpha, _moves(alpha)
 
 
 def _moves(alpha):
@@ -185,21 +186,19 @@ def _moves(alpha):
 
 
 def _descend_each(scalars, r, q):
-    _, alpha = scalars
-    r = jnp.where(_moves(alpha), r - alpha * q, r)
+    _, alpha, moves = scalars
+    r = jnp.where(moves, r - alpha * q, r)
     return (r,), ((r, r),)
 
 
-def _turn(gamma, curvature, alpha, rr, rz, k, ended):
-    moves = _moves(alpha)
+def _turn(gamma, curvature, alpha, moves, rr, rz, k, ended):
     ended = jnp.where(moves | (alpha < 0), ended, failure(gamma, curvature))
     # Without a step r is as it was, and so are rᵀ·r and rᵀ·M·r.
-    return rz, k + moves.astype(jnp.int32), root(rr), ended, alpha, rz / gamma
+    return rz, k + moves.astype(jnp.int32), root(rr), ended, alpha, rz / gamma, moves
 
 
 def _turn_each(scalars, x, p, z):
-    *_, alpha, beta = scalars
-    moves = _moves(alpha)
+    *_, alpha, beta, moves = scalars
     return (jnp.where(moves, x + alpha * p, x), jnp.where(moves, z + beta * p, p)), ()
 
 

@@ -110,18 +110,18 @@ def start(space: Space, A: Map, M: Map, r: Array, squared: Array, last: None, *,
     none, square = (jnp.zeros((*size.shape, m, width), r.dtype) for width in (r.shape[0], m))
     zero = jnp.zeros_like(size)
     V, Z, j = _put(none, ratio(r, size), 0), none if flexible else None, zero.astype(jnp.int32)
-    row, one = zeros + _at(0, zeros), 1 + zero.astype(r.dtype)
+    row, one = zeros + _is_place(0, zeros), 1 + zero.astype(r.dtype)
     return Work(V, Z, square, row, one, square, zeros + 1, zero, zeros, j, size)
 
 
-def _at(t: Any, like: Array) -> Array:
+def _is_place(t: Any, like: Array) -> Array:
     """Whether a place is t, for the places of `like`, [m] or [m, k]."""
     return (lax.iota(jnp.int32, like.shape[0]) == t).reshape(-1, *(1,) * (like.ndim - 1))
 
 
-def _put(rows: Array, row: Array, at: Any) -> Array:
-    """`rows` with row `at` replaced; an index past the end replaces the last row, which no result reads."""
-    return lax.dynamic_update_index_in_dim(rows, row.T, at, rows.ndim - 2)
+def _put(rows: Array, row: Array, place: Any) -> Array:
+    """`rows` with row `place` replaced; an index past the end replaces the last row, which no result reads."""
+    return lax.dynamic_update_index_in_dim(rows, row.T, place, rows.ndim - 2)
 
 
 def step(space: Space, A: Map, M: Map, work: Work) -> tuple[Work, Array, Array]:
@@ -137,7 +137,7 @@ def step(space: Space, A: Map, M: Map, work: Work) -> tuple[Work, Array, Array]:
     # The rotation of rows t and t + 1, of which the second is a row of the identity, makes `below` zero.
     length = jnp.hypot(jnp.abs(a), below)
     cos, sin = ratio(a, length), ratio(below, length)
-    here, following = _at(t, row), _at(t + 1, row)
+    here, following = _is_place(t, row), _is_place(t + 1, row)
     Q = _put(Q, jnp.conj(cos) * row + jnp.where(following, sin, 0), t)
     column = products(Q, h)  # of the new Q, which is then written in place; number t of it is read by nothing
     column = ratio(column, length)

@@ -93,14 +93,14 @@ def step(space: Space, A: Map, M: Map, work: Work) -> tuple[Work, Array, Array]:
     c, h = _substituted(C, h, (jnp.arange(s) < k) & inside)
     u, g = u - _combined(U, c), g - _combined(G, c)
 
-    at = jnp.minimum(k, s - 1)
+    last = jnp.minimum(k, s - 1)
     r_norm, g_norm, along = space.norm(r), space.norm(g), space.inner_product(g, r)
     cosine = ratio(jnp.abs(along), r_norm * g_norm)
-    turned = jnp.where(cosine > 0, ratio(along, jnp.abs(along)), 1)
-    omega_new = turned * jnp.maximum(cosine, ANGLE) * ratio(r_norm, g_norm)
-    length = jnp.where(inside, ratio(f[at], h[at]), omega_new)
+    phase = jnp.where(cosine > 0, ratio(along, jnp.abs(along)), 1)
+    omega_new = phase * jnp.maximum(cosine, ANGLE) * ratio(r_norm, g_norm)
+    length = jnp.where(inside, ratio(f[last], h[last]), omega_new)
     tiny = jnp.finfo(r.dtype).eps * g_norm
-    lost = jnp.where(inside, jnp.abs(h[at]), g_norm) <= tiny
+    lost = jnp.where(inside, jnp.abs(h[last]), g_norm) <= tiny
     code = status_of(
         (~jnp.isfinite(g_norm) | ~jnp.isfinite(length), Status.NON_FINITE),
         (lost & first, Status.BREAKDOWN),

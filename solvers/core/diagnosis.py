@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from solvers.core.stopping import MOST, Outer, Rule, is_failure, is_rounding, once_if
+from solvers.core.stopping import MOST, Last, Outer, Rule, is_failure, is_rounding, once_if
 from solvers.solution import Status
 
 LEAST_SQUARES = 30  # ‖A·r‖ ≤ LEAST_SQUARES·√eps·‖A‖·‖r‖
@@ -14,8 +14,12 @@ AT_FAULT = 1e-3  # the cosine of A·M·r and r below which M is to blame
 BREAKS = (Status.BREAKDOWN, Status.NOT_POSITIVE_DEFINITE, Status.NON_FINITE, Status.DIVERGED)
 
 
-def diagnosed(rule: Rule, outer: Outer) -> tuple[Array, Any]:
-    """The code of a solve that is over, by a product or two with A where it failed, and ‖A‖·‖x‖ from below."""
+def diagnosed(rule: Rule, outer: Outer, x: Array, norm: Array) -> tuple[Array, Any]:
+    """The code of a solve that is over at x, by a product or two with A where it failed, and ‖A‖·‖x‖ from below.
+
+    Args:
+      norm: of the residual of x.
+    """
     space, method, probe = rule.space, rule.method, rule.probe
     is_plain = rule.narrow is None and not method.least_squares
     if is_plain and probe is not None:
@@ -25,23 +29,23 @@ def diagnosed(rule: Rule, outer: Outer) -> tuple[Array, Any]:
         code, Ax_norm = carried
         A_norm = space.length(rule.A(v) if probe is None else probe.Av) / rule.noise_norm
         if not is_plain:
-            code = _cause(rule, A_norm, r, outer, code)
+            code = _cause(rule, A_norm, x, r, norm, outer.last, code)
         if probe is None:
             Ax_norm = space.norm(A_norm * x)
             stagnates = jnp.where(code == Status.OUT_OF_RANGE, Status.STAGNATION, code)
-            accurate = is_rounding(stagnates, outer.norm, Ax_norm, rule.b_norm, rule.tolerance)
+            accurate = is_rounding(stagnates, norm, Ax_norm, rule.b_norm, rule.tolerance)
             code = jnp.where(accurate, jnp.int32(Status.ROUNDED), code)
         return code, Ax_norm
 
     v = space.probe(rule.b) if probe is None else probe.v
-    Ax_norm = jnp.zeros_like(outer.norm) if outer.Ax_norm is None else outer.Ax_norm
-    return once_if(is_failure(outer.code), examined, (outer.code, Ax_norm), outer.x, outer.r, v)
+    Ax_norm = jnp.zeros_like(norm) if outer.Ax_norm is None else outer.Ax_norm
+    return once_if(is_failure(outer.code), examined, (outer.code, Ax_norm), x, outer.r, v)
 
 
-def _cause(rule: Rule, A_norm: Array, r: Array, outer: Outer, code: Array) -> Array:
-    """The code of a failure, by the products that tell least squares, and a narrow type, from others.
+def _cause(rule: Rule, A_norm: Array, x: Array, r: Array, norm: Array, last: Last | None, code: Array) -> Array:
+    """The code of a failure, by products that tell least squares, and a narrow type, from other causes.
 
-    LEAST_SQUARES stays where A·r is about zero, so that ‖r‖ is least with an M, too; else it becomes BREAKDOWN. In a
+    LEAST_SQUARES stays if A·r is about zero, so that ‖r‖ is least with an M, too; else it becomes BREAKDOWN. In a
     refinement the failure of the narrow method stays if the wide type confirms it, or if M is at fault; else it becomes
     PRECISION.
     """
@@ -57,8 +61,8 @@ def _cause(rule: Rule, A_norm: Array, r: Array, outer: Outer, code: Array) -> Ar
     z = rule.M(r.astype(narrow)).astype(wide)
     Az = A(z)
     rz, curvature, rounding = space.dot(r, z), space.dot(z, Az), 100 * eps * space.norm(z) * space.norm(Az)
-    if outer.last is not None:
-        p = outer.last.p.astype(wide)
+    if last is not None:
+        p = last.p.astype(wide)
         Ap = A(p)
         curvature, rounding = space.dot(p, Ap), 100 * eps * space.norm(p) * space.norm(Ap)
     # What M proposes, A takes elsewhere, or as far as a residual in the narrow type may grow.
@@ -72,6 +76,6 @@ def _cause(rule: Rule, A_norm: Array, r: Array, outer: Outer, code: Array) -> Ar
     ]
     of_the_method = functools.reduce(jnp.logical_or, [code == s for s in BREAKS])
     # About the residual that rounding in the wide type leaves; a larger one is due to the narrow type.
-    limit = 100 * eps * A_norm * space.norm(outer.x)
-    of_the_method |= (code == Status.STAGNATION) & (outer.norm > limit)
+    limit = 100 * eps * A_norm * space.norm(x)
+    of_the_method |= (code == Status.STAGNATION) & (norm > limit)
     return jnp.where(of_the_method & ~functools.reduce(jnp.logical_or, confirmed), Status.PRECISION, code)

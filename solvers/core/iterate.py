@@ -30,7 +30,7 @@ from solvers.core.vectors import squares
 
 State = TypeVar("State", Loop, Outer)
 FAR = 1024  # times b: an x0 with a residual of that size is not used
-STEPS_PER_CHECK = 1000  # at most, since all but one of them may be wasted
+STEPS_PER_CHECK = 1000  # at most: all but one of them may be wasted
 STEPS_PER_REPORT = 16  # a report costs about 0.1 ms
 
 
@@ -44,18 +44,18 @@ class Method(NamedTuple):
 
     Attributes:
       start: (space, A, M, r, squared, last) -> work, with ‖r‖². `last` is a `Last` if the method `keeps` its direction,
-        else None. Every sum over a vector is asked of the `Space`: the vectors may be one device's pieces.
+        else None. The `Space` computes every sum over a vector: the vectors may be one device's pieces.
       step: (space, A, M, work, now) -> (work, now.after(residual norm, code)). The code is RUNNING; FULL for the last
-        step before a restart; or RESTART or a Status for a step that must not be taken. In the last two cases, and
-        where a column is not active, the work must not change (`holding` does that). These codes may depend only on
-        scalars of the old vectors, so that XLA fuses the selects into the updates and reads nothing more.
+        step before a restart; or RESTART or a Status for a step that must not be taken. Then, and in columns that are
+        not active, the work must not change (`holding` sees to that). These codes may depend only on scalars of the old
+        vectors, so that XLA fuses the selects into the updates and reads nothing more.
       iterate: (M, work) -> the vector to add to x.
       self_adjoint: the method assumes that A is its own adjoint, so that it solves systems with the adjoint too.
       keeps: a restart may continue in the last direction.
       least_squares: the method may end with LEAST_SQUARES, which is checked by the true residual.
-      sums: (whether there is no M) -> the pass for whose sums `step` asks with A·v, and the number of vectors beside.
+      sums: (whether there is no M) -> the pass whose sums `step` needs with A·v, and the number of its other vectors.
       unrolled: the steps of a trip of the inner loop, if that has several between two checks. A trip costs a GPU some
-        µs, each step in it another copy for XLA to compile, about 10 ms a kernel: 1 where a step has dozens of kernels.
+        µs, and XLA compiles each step in it once more, about 10 ms a kernel: 1 if a step has dozens of kernels.
     """
 
     start: Callable[..., Any]
@@ -131,7 +131,7 @@ class System(NamedTuple):
 def run(space: Space, method: Method, options: Options, system: System) -> tuple[Array, End]:
     """x with A·x = b, finite, and how the solve ended. Inside, b is scaled by a power of two."""
     A, M, b, x0, limits, inner, basis = system
-    narrow, own = options.dtype or b.dtype, A if inner is None else inner
+    narrow, multiplied = options.dtype or b.dtype, A if inner is None else inner
     v = space.probe(b) if method.self_adjoint else None
     Av = None if v is None else A(v)
     unit = unit_of(space, b)
@@ -147,31 +147,32 @@ def run(space: Space, method: Method, options: Options, system: System) -> tuple
     rule = stopping.Rule(space, method, options.dtype, A, M, b, unit, b_norm, tolerance, limits.maxiter)
     if v is not None and Av is not None:
         rule = rule._replace(probe=stopping.Probe(v, Av, of_A[0] / space.length_of(b)))
+    real = jnp.finfo(narrow).dtype
     # A refinement carries narrow vectors only, and computes many true residuals, each of which finds the best x.
-    looks, real = inner is None and (method.iterate is x_of or method.least_squares), jnp.finfo(narrow).dtype
-    most = jnp.asarray(stopping.MOST / jnp.finfo(real).eps, real)
+    looks = inner is None and (method.iterate is x_of or method.least_squares)
+    most = None if looks else jnp.asarray(stopping.MOST / jnp.finfo(real).eps, real)
     # The host reads the condition of a GPU's loop, for some 30 µs; a look between steps costs less than two.
     often = looks and (options.steps_per_check == 1 or method.least_squares)
+    is_checked = b.ndim == 1 and options.steps_per_check == 1  # by the condition of the loop, before each step
 
     def trip(outer: Outer) -> Outer:
         """The method, from a true residual until its recursion meets the tolerance, and the true residual there."""
-        work = method.start(space, own, M, outer.r.astype(narrow), outer.squared.astype(real), outer.last)
-
-        goal = jnp.maximum(tolerance, drop * outer.norm).astype(real)
+        before = outer.norm
+        work = method.start(space, multiplied, M, outer.r.astype(narrow), outer.squared.astype(real), outer.last)
+        goal = jnp.maximum(tolerance, drop * before).astype(real)
 
         def now_of(loop: Loop) -> Now:
-            return Now(loop.k, loop.norm, loop.code, goal, limits.maxiter, None if looks else most)
+            return Now(loop.k, loop.norm, loop.code, goal, limits.maxiter, most)
 
-        def x_at(loop: Loop) -> Array:
+        def x_of_loop(loop: Loop) -> Array:
             return outer.x + method.iterate(M, loop.work).astype(b.dtype)
 
         def advance(loop: Loop) -> Loop:
             """One step, or none in the columns that are over."""
-            is_checked = b.ndim == 1 and options.steps_per_check == 1  # by the condition of the loop
             now = Now(loop.k, loop.norm, loop.code) if is_checked else now_of(loop)
-            work, now = method.step(space, own, M, loop.work, now)
+            work, now = method.step(space, multiplied, M, loop.work, now)
             if options.callback is not None:
-                show(options.callback, now.k > loop.k, basis.leave(x_at(loop._replace(work=work)) * unit))
+                show(options.callback, now.k > loop.k, basis.leave(x_of_loop(loop._replace(work=work)) * unit))
             norms = loop.norms
             if options.history_length:
                 norms = recorded(norms, jnp.where(now.k > loop.k, now.k, -1), now.norm)
@@ -186,44 +187,40 @@ def run(space: Space, method: Method, options: Options, system: System) -> tuple
             return paced(loop, now_of(loop).active, tolerance.astype(real), limits.budget)
 
         def with_look(loop: Loop) -> Loop:
-            best = loop.best
-            if often:
-                until = lambda loop: rule.until_look(now_of(loop), best)  # noqa: E731
-                loop = repeated(until, several, loop._replace(best=None))
-            else:
-                loop = several(loop._replace(best=None))
-            loop = loop._replace(best=best)
-            return stopping.looked(rule, loop, x_at(loop), now_of(loop))
+            best, loop = loop.best, loop._replace(best=None)  # which no step reads
+            go_on = functools.partial(repeated, lambda loop: rule.until_look(now_of(loop), best), several)
+            loop = go_on(loop) if often else several(loop)
+            return stopping.looked(rule, loop._replace(best=best), x_of_loop(loop), now_of(loop))
 
         best = outer.best if looks else None
-        loop = Loop(work, outer.k, outer.norm.astype(real), outer.code, outer.norms, best, outer.pace)
+        loop = Loop(work, outer.k, before.astype(real), outer.code, outer.norms, best, outer.pace)
         if looks:
             loop = repeated(lambda loop: anyone(loop.code == RUNNING), with_look, loop)
         else:
             loop = repeated(lambda loop: anyone(now_of(loop).active), several, loop)._replace(best=outer.best)
-        x = jnp.where(outer.retries, outer.best.x, x_at(loop))
-        new = stopping.judged(rule, x, loop.work.p if method.keeps else None, loop, outer)
-        # Columns that are over stay as they are; a single system is in the loop only while it goes on.
-        kept = lambda new, old: jnp.where(outer.goes_on, new, old)  # noqa: E731
-        return new if b.ndim == 1 else jax.tree.map(kept, new, outer)
+        x = jnp.where(outer.retries, outer.best.x, x_of_loop(loop))
+        new = stopping.judged(rule, x, loop.work.p if method.keeps else None, loop, outer, before)
+        if b.ndim == 1:  # a single system is in the loop only while it goes on
+            return new
+        return jax.tree.map(lambda new, old: jnp.where(outer.goes_on, new, old), new, outer)
 
     size, k = jnp.sqrt(squared), jnp.zeros(b_norm.shape, jnp.int32)
     norms = jnp.full((options.history_length, *k.shape), -1, size.dtype) if options.history_length else None
     last = Last(jnp.zeros_like(r, narrow), jnp.full_like(size, jnp.inf)) if method.keeps else None
     pace = None if limits.budget is None else Pace(k, size.astype(real), size.astype(real))
     Ax_norm = None if rule.probe is None else jnp.zeros_like(size)
-    outer = Outer(x, r, squared, k, k + RUNNING, recorded(norms, k, size), last, Best(x, size, k), Ax_norm, pace)
+    code = jnp.full_like(k, RUNNING)
+    outer = Outer(x, r, squared, k, code, recorded(norms, k, size), last, Best(x, size, k), Ax_norm, pace)
     outer = repeated(lambda outer: anyone(outer.goes_on), trip, mesh_axes.varying(outer, r))
 
     # A recursion that was wrong may leave a best x that is none, and even one that is worse than the start.
-    failed, best = stopping.is_failure(outer.code), outer.best
-    for other, norm in ((best.x, best.norm), (x, size)):
-        is_better = failed & (norm < outer.norm)
-        squared = jnp.where(is_better, norm * norm, outer.squared)
-        outer = outer._replace(x=jnp.where(is_better, other, outer.x), squared=squared)
-    code, Ax_norm = diagnosed(rule, outer)
+    failed, best, norm, found = stopping.is_failure(outer.code), outer.best, outer.norm, outer.x
+    for other, other_norm in ((best.x, best.norm), (x, size)):
+        is_better = failed & (other_norm < norm)
+        norm, found = jnp.where(is_better, other_norm, norm), jnp.where(is_better, other, found)
+    code, Ax_norm = diagnosed(rule, outer, found, norm)
     norms = outer.norms if outer.norms is None else jnp.where(outer.norms < 0, outer.norms, outer.norms * unit)
-    return outer.x * unit, End(outer.k, outer.norm * unit, code, norms, Ax_norm * unit, b_norm * unit)
+    return found * unit, End(outer.k, norm * unit, code, norms, Ax_norm * unit, b_norm * unit)
 
 
 def unless_far(space: Space, A: Map, b: Array, x0: Array, unit: Array, b_squared: Array) -> tuple[Array, Array, Array]:
@@ -255,10 +252,9 @@ def steps(advance: Callable[[Loop], Loop], options: Options, unit: Any, unroll: 
             one = jax.jit(advance)  # so that JAX lowers the copies of an unrolled step once
             loop = lax.fori_loop(0, number, lambda _, loop: one(loop), loop, unroll=min(number, unroll))
         if (progress := options.progress) is not None:
-            called = lambda k, value: progress(int(k), float(value))  # noqa: E731
             k = jnp.max(loop.k)
             due = k % STEPS_PER_REPORT < number
-            report = functools.partial(jax.debug.callback, called)
+            report = functools.partial(jax.debug.callback, lambda k, value: progress(int(k), float(value)))
             lax.cond(due, report, lambda *_: None, k, jnp.max(loop.norm * unit))
         return loop
 
@@ -271,5 +267,9 @@ def repeated(goes_on: Callable[[State], Array], f: Callable[[State], State], loo
 
 def show(callback: Callable[..., None], moves: Array, x: Array) -> None:
     """Calls callback(x) on the host where any column moves."""
-    called = lambda moved, x: callback(x) if moved else None  # noqa: E731
+
+    def called(any_moves: Any, x: Any) -> None:
+        if any_moves:
+            callback(x)
+
     jax.debug.callback(called, jnp.any(moves), x, ordered=True)

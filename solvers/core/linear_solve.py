@@ -50,13 +50,14 @@ class Solve(opaque.Rules):
         b, A = lax.optimization_barrier(system.b), system.A._prepared(self.form == "transposed")
         system = system._replace(A=A, b=b)
         if self.form == "solution":
-            return _run(self.method, self.options, system, False)
+            x, end = _run(self.method, self.options, system, False)
+            return x, end._replace(Ax_norm=None, b_norm=None)
         return self._checked(system._replace(limits=system.limits.of_derivative))
 
-    def jvp(self, system: System, moved: System) -> tuple[Any, Any]:
-        out, db = self(system), moved.b
+    def jvp(self, system: System, tangents: System) -> tuple[Any, Any]:
+        out, db = self(system), tangents.b
         x = out[0] if self.form == "solution" else out
-        dA_x = opaque.jvp(lambda A: self._product(A, x)(x), system.A, moved.A)
+        dA_x = opaque.jvp(lambda A: self._product(A, x)(x), system.A, tangents.A)
         inverse = dataclasses.replace(self, form="inverse" if self.form == "solution" else self.form)
         dx = None
         if dA_x is not None:  # the sign stands outside, where XLA fuses it with what follows
@@ -65,7 +66,7 @@ class Solve(opaque.Rules):
             dx = inverse(system._replace(b=db, x0=None))
         if self.form != "solution":
             return out, dx
-        return out, (dx, opaque.undefined(out[1], moved._replace(limits=None)))
+        return out, (dx, opaque.undefined(out[1], tangents._replace(limits=None)))
 
     def columns(self, system: System, dims: System) -> Any:
         """Under vmap over b and x0 alone: one solve of several columns, which share every product."""
@@ -82,8 +83,8 @@ class Solve(opaque.Rules):
         return self.given(tuple(range(self.tree.num_leaves))).b
 
     def transpose(self, system: System, cotangent: Any) -> Any:
-        turned = dataclasses.replace(self, form="inverse" if self.form == "transposed" else "transposed")
-        return turned(system._replace(b=cotangent, x0=None))
+        form = "inverse" if self.form == "transposed" else "transposed"
+        return dataclasses.replace(self, form=form)(system._replace(b=cotangent, x0=None))
 
     def _checked(self, system: System) -> Array:
         """A⁻¹·b, or A⁻ᵀ·b; NaN where that system is not solved."""
@@ -92,8 +93,8 @@ class Solve(opaque.Rules):
         # Hermitian, and a derivative may change a single entry without its mirror image.
         mirrored = is_transposed and self.method.self_adjoint
         options = self.options._replace(history_length=0, callback=None, progress=None)
-        own = system._replace(b=jnp.conj(c) if mirrored else c, x0=None)
-        x, end = _run(self.method, options, own, is_transposed and not mirrored)
+        system = system._replace(b=jnp.conj(c) if mirrored else c, x0=None)
+        x, end = _run(self.method, options, system, is_transposed and not mirrored)
         if not mirrored:
             return _or_nan(self.adjoint, x, end, None, c)
         x, space = jnp.conj(x), outside(system.basis)
@@ -110,27 +111,23 @@ class Solve(opaque.Rules):
 @functools.partial(jax.jit, static_argnums=(0, 1, 3))
 def _run(method: Method, options: Options, system: System, is_transposed: bool) -> tuple[Array, End]:
     """The loop, inside one shard_map if A and M can be applied there."""
-    wide, narrow = system.b.dtype, system.b.dtype if options.dtype is None else options.dtype
 
     def run(space: Space, system: System) -> tuple[Array, End]:
-        like = mesh_axes.shaped_like(system.b, narrow)
-        product_of = functools.partial(product, sums=method.sums and method.sums(system.M is None))
-        A, M = product_of(system.A, wide), product(system.M, narrow)
-        inner = None if system.inner is None else product_of(system.inner, narrow)
+        like, sums = system.b, method.sums and method.sums(system.M is None)
+        narrow = like if options.dtype is None else mesh_axes.shaped_like(like, options.dtype)
+        A, M = product(system.A, like.dtype, sums), product(system.M, narrow.dtype)
+        inner = None if system.inner is None else product(system.inner, narrow.dtype, sums)
         if is_transposed:
-            A, inner = transposed(A, system.b), None if inner is None else transposed(inner, like)
-            M = M if system.M is None else transposed(M, like)
+            A, inner = transposed(A, like), None if inner is None else transposed(inner, narrow)
+            M = M if system.M is None else transposed(M, narrow)
         return iterate.run(space, method, options, system._replace(A=A, M=M, inner=inner))
 
     basis: Any = system.basis
     space, specs = outside(basis), _in_pieces(options, basis, system)
     if specs is None:
         return run(space, system)
-    in_pieces, system = (
-        functools.partial(run, dataclasses.replace(space, in_pieces=True)),
-        system._replace(basis=IDENTITY),
-    )
-    return basis.run(in_pieces, (system,), (specs,), (specs.b, PartitionSpec()))
+    in_pieces = functools.partial(run, dataclasses.replace(space, in_pieces=True))
+    return basis.run(in_pieces, (system._replace(basis=IDENTITY),), (specs,), (specs.b, PartitionSpec()))
 
 
 def _in_pieces(options: Options, basis: Any, system: System) -> System | None:
@@ -141,13 +138,12 @@ def _in_pieces(options: Options, basis: Any, system: System) -> System | None:
     """
     if basis.devices == 1 or options.progress is not None:
         return None
-    piece, same = basis.over.piece_of(system.b), PartitionSpec()
-    limits: Any = same
-    given = system.A, system.M, system.inner
-    maps = [same if a is None else a._partition(basis.over.axis) for a in given]
-    if None in maps or piece != PartitionSpec(basis.over.axis):
+    piece, axis = basis.over.piece_of(system.b), basis.over.axis
+    same: Any = PartitionSpec()
+    A, M, inner = (same if a is None else a._partition(axis) for a in (system.A, system.M, system.inner))
+    if None in (A, M, inner) or piece != PartitionSpec(axis):
         return None
-    return System(maps[0], maps[1], piece, None if system.x0 is None else piece, limits, maps[2])
+    return System(A, M, piece, None if system.x0 is None else piece, same, inner)
 
 
 def product(A: Any, dtype: Any, sums: tuple[Pass, int] | None = None) -> Map:
@@ -171,8 +167,9 @@ def transposed(f: Map, example: Any) -> Map:
 
 def hermitian_solve(matvec: Map, solve: Map, rhs: Array) -> Array:
     """The z with matvec(z) = rhs by `solve`, differentiable; the transpose of a Hermitian system is its conjugate."""
-    of_conjugate = lambda _, rhs: jnp.conj(solve(jnp.conj(rhs)))  # noqa: E731
-    return lax.custom_linear_solve(matvec, rhs, lambda _, rhs: solve(rhs), of_conjugate)
+    return lax.custom_linear_solve(
+        matvec, rhs, lambda _, rhs: solve(rhs), lambda _, rhs: jnp.conj(solve(jnp.conj(rhs)))
+    )
 
 
 def _or_nan(adjoint: Adjoint, x: Array, end: End, limit: Array | None, c: Array) -> Array:

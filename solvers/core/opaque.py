@@ -63,11 +63,13 @@ class Rules:
         raise NotImplementedError
 
     def linear(self) -> int | None:
-        """The leaf in which the first result is linear, if any. That result depends on none of the leaves after it."""
+        """Index of the leaf in which the first result is linear, or None. The first result must not depend on later
+        leaves.
+        """
         return None
 
     def transpose(self, given: Any, cotangent: Any, /) -> Any:
-        """The cotangent of that leaf for one of the first result; reads no number of the leaf."""
+        """The cotangent of that leaf for one of the first result, without reading the leaf's values."""
         raise NotImplementedError
 
     def columns(self, given: Any, dims: Any, /) -> Any:
@@ -83,7 +85,7 @@ def _jitted(rules: Rules, *leaves: Any) -> Any:
 class Mapped(Rules):
     """The rules of a program under vmap over the axes `dims` of its leaves."""
 
-    of: Rules
+    rules: Rules
     program: ClosedJaxpr
     dims: tuple[Any, ...]
     name: Any
@@ -95,14 +97,19 @@ class Mapped(Rules):
         return self._vmap(jaxpr_as_fun(self.program), *self.dims)(*given)
 
     def jvp(self, given: Any, tangents: Any) -> tuple[Any, Any]:
-        return self._vmap(lambda *both: self.of.jvp(*map(self.of.given, both)), self.dims, self.dims)(given, tangents)
+        return self._vmap(lambda *both: self.rules.jvp(*map(self.rules.given, both)), self.dims, self.dims)(
+            given, tangents
+        )
 
     def linear(self) -> int | None:
-        return self.of.linear()
+        return self.rules.linear()
 
     def transpose(self, given: Any, cotangent: Any) -> Any:
-        of_one, dim = lambda leaves, ct: self.of.transpose(self.of.given(leaves), ct), self.dims[self.of.linear() or 0]
-        every = self._vmap(of_one, self.dims, 0)(given, cotangent)
+        def transpose_one(leaves: Leaves, cotangent: Any) -> Any:
+            return self.rules.transpose(self.rules.given(leaves), cotangent)
+
+        dim = self.dims[self.rules.linear() or 0]
+        every = self._vmap(transpose_one, self.dims, 0)(given, cotangent)
         return jnp.sum(every, 0) if dim is None else jnp.moveaxis(every, 0, dim)
 
 
@@ -118,11 +125,10 @@ def _compute(*leaves: Any, rules: Rules, program: ClosedJaxpr) -> list[Any]:
 
 def _jvp(primals: Leaves, tangents: Leaves, *, rules: Rules, program: ClosedJaxpr) -> tuple[Leaves, Leaves]:
     del program
-    out, moved = rules.jvp(rules.given(primals), rules.given(tuple(None if _is_none(t) else t for t in tangents)))
+    out, of_out = rules.jvp(rules.given(primals), rules.given(tuple(None if _is_none(t) else t for t in tangents)))
     leaves, tree = jax.tree.flatten(out)
-    zero = lambda a: ad.Zero(jax.typeof(a).to_tangent_aval())  # noqa: E731
-    both = zip(leaves, tree.flatten_up_to(moved), strict=True)
-    return tuple(leaves), tuple(zero(a) if t is None else t for a, t in both)
+    both = zip(leaves, tree.flatten_up_to(of_out), strict=True)
+    return tuple(leaves), tuple(ad.Zero(jax.typeof(a).to_tangent_aval()) if t is None else t for a, t in both)
 
 
 def _transpose(cotangents: Leaves, *leaves: Any, rules: Rules, program: ClosedJaxpr) -> list[Any]:

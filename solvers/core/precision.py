@@ -78,14 +78,14 @@ def narrowed(A: Any, values: Any, vectors: Any) -> Operator:
         return Wrapped(A.A.astype(dtype)) if isinstance(A, Wrapped) else A.astype(dtype)
     if isinstance(A, Wrapped):
         scale = _power_of_two(jnp.sum(jnp.abs(A.A), axis=1))
-        own = Wrapped((A.A / scale[:, None]).astype(values))
+        inner = Wrapped((A.A / scale[:, None]).astype(values))
     else:
         ones = jnp.ones(A.shape[1], A.dtype)
         scale = _power_of_two(A.with_data(jnp.abs(A.data)) @ ones)
         # The sampled outer product with ones puts a row's number at each of its entries.
         per_entry = jax.vjp(lambda data: A.with_data(data) @ ones, A.data)[1](1 / scale)[0]
-        own = A.with_data(A.data * per_entry).astype(values)
-    return Scaled(own, scale.astype(vectors))
+        inner = A.with_data(A.data * per_entry).astype(values)
+    return Scaled(inner, scale.astype(vectors))
 
 
 def cast(M: Any, dtype: Any) -> Any:

@@ -128,8 +128,8 @@ def solver(**changed: Any) -> Callable[[Callable[P, Result]], Callable[P, Result
 
     def decorate(function: Callable[P, Result]) -> Callable[P, Result]:
         bare = inspect.signature(function)
-        own = [p for p in bare.parameters.values() if p.kind is not p.VAR_KEYWORD]
-        signature = bare.replace(parameters=sorted([*shared, *own], key=lambda p: p.kind))
+        of_function = [p for p in bare.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        signature = bare.replace(parameters=sorted([*shared, *of_function], key=lambda p: p.kind))
         called = arguments.door(function, signature)
 
         @functools.wraps(function)
@@ -195,12 +195,12 @@ def _settled(context: Any, most: int, drop: float, *values: Any) -> tuple[Option
         return options, adjoint, limits
     if not isinstance(adjoint, Adjoint):
         raise TypeError(f"adjoint must be a solvers.Adjoint or 'unrolled'; got {adjoint!r}")
-    own, longest = adjoint.rtol, adjoint.maxiter
     if context[-1]:
         return options, Rough(report=adjoint.report), limits
     xp = jnp if isinstance(limit, Tracer) else np  # an operation on the device would cost 10 µs and more
+    longest = adjoint.maxiter
     limits = limits._replace(
-        derivative_rtol=None if own is None else arguments.tolerance(own, "rtol"),
+        derivative_rtol=None if adjoint.rtol is None else arguments.tolerance(adjoint.rtol, "rtol"),
         derivative_maxiter=xp.maximum(limit, most) if longest is None else arguments.integer(longest, "maxiter"),
     )
     return options, dataclasses.replace(adjoint, rtol=None, maxiter=None), limits

@@ -1,6 +1,6 @@
 """Where the vectors of a loop lie: sums, norms and passes over them, handed to a method as its first argument.
 
-A method's arithmetic is local; whatever adds up, or looks at, all numbers of a vector is asked of the `Space`.
+A method's arithmetic is local; the `Space` computes whatever adds up, or compares, all entries of a vector.
 
     HERE                      vectors on one device: a sum is a sum
     pieces, in shard_map      every device has its piece of each vector: a sum is the psum of the devices' sums
@@ -26,7 +26,7 @@ from solvers.core.scaling import Map, Product
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False)
 class Due(Parts):
-    """A device's parts of a sum over all devices: number k of the sum is the sum of their numbers k."""
+    """This device's partial sums; part k of the total is the sum of all devices' part k."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,12 +73,12 @@ class Space:
         return self.sum(vectors.sums(*rows))
 
     def largest(self, v: Array) -> Array:
-        """The largest absolute number of v, by column."""
-        own = jnp.max(jnp.abs(v), axis=0)
-        return lax.pmax(own, self.over.axis) if self.in_pieces else own
+        """The largest magnitude in v, by column."""
+        here = jnp.max(jnp.abs(v), axis=0)
+        return lax.pmax(here, self.over.axis) if self.in_pieces else here
 
     def exponent(self, v: Array) -> Array:
-        """e with 2ᵉ about the largest number of v, by column, as in `scaling.exponent_of`."""
+        """e with 2ᵉ about the largest magnitude in v, by column, as in `scaling.exponent_of`."""
         return scaling.exponent_of(self.largest(v))
 
     def length_of(self, v: Array) -> int:
@@ -86,13 +86,13 @@ class Space:
         return self.over.places if self.in_pieces else v.shape[0]
 
     def noise(self, like: Array, seed: int = 0) -> Array:
-        """A real vector as long as `like`, of numbers between −1 and 1 without a pattern, zero in empty places."""
+        """A real vector as long as `like`, of entries between −1 and 1 without a pattern, zero in empty places."""
         first = (lax.axis_index(self.over.axis) * self.over.size,) if self.in_pieces else ()
         v = vector_passes.noise(like.shape[0], like.real.dtype, seed, *first)
         return v if self.over is None else self.over.emptied(v)
 
     def probe(self, like: Array) -> Array:
-        """Numbers without a pattern in the shape of `like`, the same in every column and every run."""
+        """Entries without a pattern in the shape of `like`, the same in every column and every run."""
         v = self.noise(like).astype(like.dtype)
         return mesh_axes.varying(jnp.broadcast_to(v.reshape(-1, *(1,) * (like.ndim - 1)), like.shape), like)
 
@@ -107,9 +107,9 @@ class Space:
         """Re xᴴ·y, perhaps still to be added up."""
         return vectors.dot(x, y) if self._is_whole else self._due(vector_passes.dot(x, y))
 
-    def _due(self, own: Number) -> Number:
+    def _due(self, here: Number) -> Number:
         """A sum over this device's vectors, to be added up over all."""
-        return Due(own.of if isinstance(own, Parts) else own[None]) if self.in_pieces else own
+        return Due(here.of if isinstance(here, Parts) else here[None]) if self.in_pieces else here
 
     def joined(self, *numbers: Number) -> tuple[Number, ...]:
         """The numbers; one collective adds what several devices have of them, part by part: it waits for no sum."""
@@ -118,8 +118,8 @@ class Space:
             return numbers
         sums = self._psum(jnp.concatenate([*due.values()]) if len(due) > 1 else next(iter(due.values())))
         ends = np.cumsum([a.shape[0] for a in due.values()]).tolist()
-        of = {key: Parts(a) for key, a in zip(due, jnp.split(sums, ends[:-1]), strict=True)}
-        return tuple(of.get(id(a), a) for a in numbers)
+        summed = {key: Parts(a) for key, a in zip(due, jnp.split(sums, ends[:-1]), strict=True)}
+        return tuple(summed.get(id(a), a) for a in numbers)
 
     def sweep(self, what: Pass, numbers: tuple[Number, ...], vectors: tuple[Array, ...]) -> Any:
         """As `vector_passes.sweep`, after one collective for the sums among `numbers`."""
@@ -130,8 +130,8 @@ class Space:
     def product_sums(self, A: Map, v: Array, what: Pass, *beside: Array) -> tuple[Array, tuple[Number, ...]]:
         """A·v, and the sums of a pass over A·v and `beside`."""
         if isinstance(A, Product):
-            q, own = A.with_sums(v, what, *beside)
-            return q, tuple(map(self._due, own))
+            q, sums = A.with_sums(v, what, *beside)
+            return q, tuple(map(self._due, sums))
         q = A(v)
         return q, self.sweep(what, (), (q, *beside))[2]
 

@@ -1,8 +1,8 @@
 """The stopping rule, ‖b − A·x‖ ≤ max(rtol·‖b‖, atol) by the true residual, and the status of a solve.
 
-`Now` ends the method by the residual of its recursion, `looked` where that grows or waits long. `judged` then takes the
-true residual: CONVERGED, another start of the method, or a failure. After a failure one more turn judges the best x.
-`lsmr` has a rule of its own.
+`Now` ends the method by the residual norm of its recursion, `looked` where that norm grows or does not fall for long.
+`judged` then takes the true residual: CONVERGED, another start of the method, or a failure. After a failure one more
+trip of the loop judges the best x. `lsmr` has a rule of its own.
 """
 
 from collections.abc import Callable
@@ -84,8 +84,8 @@ class Loop(NamedTuple):
 class Outer(NamedTuple):
     """A solve at a true residual.
 
-    While it is RUNNING, `best` is the best x before. A solve that failed at another x than its best one takes one more
-    turn, which judges the best x; then `best` is the x at which it failed.
+    While it is RUNNING, `best` is the best x before. A solve that failed at another x takes one more trip without
+    steps, which judges the best x; then `best` is the x at which it failed.
     """
 
     x: Array
@@ -148,7 +148,7 @@ class Now(NamedTuple):
     @property
     def numbers(self) -> tuple[Array, ...]:
         """Those that are not None."""
-        return tuple(a for a in self if a is not None)
+        return tuple([a for a in self if a is not None])
 
     def after(self, norm: Array, code: Array) -> Self:
         """The numbers after a step with this norm and code; as they were where the method is not active."""
@@ -179,7 +179,10 @@ def once_if(flags: Array, f: Callable[..., Any], carried: Any, *operands: Array)
     vmap would copy the operands of a condition, A among them, once for each system. What does not depend on the trip's
     number XLA computes before the loop, and so also where there is no trip.
     """
-    trip = lambda number, carried: f(carried, *(jnp.where(number == 0, a, 0) for a in operands))  # noqa: E731
+
+    def trip(number: Array, carried: Any) -> Any:
+        return f(carried, *[jnp.where(number == 0, a, 0) for a in operands])
+
     return lax.fori_loop(0, anyone(flags).astype(jnp.int32), trip, carried)
 
 
@@ -187,8 +190,8 @@ def recorded(norms: Any, k: Array, value: Array) -> Any:
     """`norms` with norms[k] = value, nothing for k < 0 or past the end; None stays."""
     if norms is None or norms.shape[0] == 0:
         return norms
-    at = jnp.where(k < 0, norms.shape[0], k)
-    index = at if k.ndim == 0 else (at, jnp.arange(k.shape[0]))
+    place = jnp.where(k < 0, norms.shape[0], k)
+    index = place if k.ndim == 0 else (place, jnp.arange(k.shape[0]))
     return norms.at[index].set(value.astype(norms.dtype), mode="drop")
 
 
@@ -238,7 +241,7 @@ class Rule(NamedTuple):
         return has_blown_up(now, best) | is_late if self.method.keeps else has_blown_up(now, best)
 
     def until_look(self, now: Now, best: Best) -> Array:
-        """Whether no column that goes on is to be looked at: at a better x, or where it is `stuck`."""
+        """Whether some column goes on, and none is due for a look: at a better x, or if it is `stuck`."""
         stuck = self.stuck(now, best)
         if self.method.least_squares:
             lives, is_due = now.active, stuck
@@ -253,7 +256,7 @@ def has_blown_up(now: Now | Loop, best: Best) -> Array:
 
 
 def looked(rule: Rule, loop: Loop, x: Array, now: Now) -> Loop:
-    """The loop at x with its best x; where the method ends without a code of its own, the reason is the code."""
+    """The loop at x with its best x, and with the reason as its code if the method ends without a code of its own."""
     best, size = loop.best, loop.norm
     if rule.method.least_squares:
         seen = now.active & rule.stuck(loop, best)
@@ -265,17 +268,17 @@ def looked(rule: Rule, loop: Loop, x: Array, now: Now) -> Loop:
     else:
         best = _where(size <= BETTER * best.norm, Best(x, size, loop.k), best)
         ends = rule.stuck(loop, best)
-    reason = jnp.where(has_blown_up(loop, best), jnp.int32(Status.DIVERGED), jnp.int32(WAITING))
+    reason = jnp.where(has_blown_up(loop, loop.best), jnp.int32(Status.DIVERGED), jnp.int32(WAITING))
     code = jnp.where(ends, reason, jnp.where(now.active, jnp.int32(RUNNING), jnp.int32(ENDED)))
     return loop._replace(best=best, code=jnp.where(loop.code == RUNNING, code, loop.code))
 
 
-def judged(rule: Rule, x: Array, p: Any, loop: Loop, outer: Outer) -> Outer:
-    """The solve at x, without numbers that leave the range of the dtype, by its true residual.
+def judged(rule: Rule, x: Array, p: Any, loop: Loop, outer: Outer, before: Array) -> Outer:
+    """The solve at x, without entries that leave the range of the dtype, by its true residual.
 
     Args:
       p: the direction of a method that keeps it, else None.
-      loop: how the method ended; `outer`: where it started.
+      loop: how the method ended; `outer`: where it started, with a residual of norm `before`.
     """
     probe, eps, retries = rule.probe, jnp.finfo(rule.b.dtype).eps, outer.retries
     given, x = x, in_range(x, rule.unit)
@@ -291,11 +294,11 @@ def judged(rule: Rule, x: Array, p: Any, loop: Loop, outer: Outer) -> Outer:
     is_lost = ~(lost <= eps**2 * x_squared)
     Ax_norm = None
     if probe is None:
-        code = _verdict(rule, now, None, is_lost, loop, outer)
+        code = _verdict(rule, now, before, None, is_lost, loop)
     else:
         Ax_norm = jnp.sqrt(x_squared) * jnp.sqrt(sums[4].real) / rule.noise_norm
         asymmetric = jnp.abs(sums[3]) > 100 * eps * rule.noise_norm * (2 * rule.b_norm + now + Ax_norm)
-        code = _verdict(rule, now, asymmetric, is_lost, loop, outer)
+        code = _verdict(rule, now, before, asymmetric, is_lost, loop)
         accurate = is_rounding(code, now, Ax_norm, rule.b_norm, rule.tolerance)
         code = jnp.where(accurate, jnp.int32(Status.ROUNDED), code)
     is_cause = (code == Status.STAGNATION) & is_lost
@@ -310,9 +313,9 @@ def judged(rule: Rule, x: Array, p: Any, loop: Loop, outer: Outer) -> Outer:
         # The norm of a best x that this start of the method claims is that of its recursion.
         claims = best.k > outer.k
         runs = (loop.code < 0) & (loop.k < rule.maxiter)
-        better = (now < jnp.where(claims & runs, outer.norm, best.norm)) | (claims & (best.k == loop.k))
-    # In the last turn x is the best one, and the other one is that of the turn before.
-    other = Best(jnp.where(retries, outer.x, x), jnp.where(retries, outer.norm, now), loop.k)
+        better = (now < jnp.where(claims & runs, before, best.norm)) | (claims & (best.k == loop.k))
+    # In the last trip x is the best one, and the other one is that of the trip before.
+    other = Best(jnp.where(retries, outer.x, x), jnp.where(retries, before, now), loop.k)
     found, last = _where(retries | better, other, best)._replace(k=loop.k), None
     code = jnp.where(is_failure(code) & ~better & ~retries, code + RETRY, code)
     if p is not None:
@@ -322,9 +325,9 @@ def judged(rule: Rule, x: Array, p: Any, loop: Loop, outer: Outer) -> Outer:
     return Outer(x, r, sums[0].real, loop.k, code, loop.norms, last, found, Ax_norm, loop.pace)
 
 
-def _verdict(rule: Rule, now: Array, asymmetric: Any, is_lost: Array, loop: Loop, outer: Outer) -> Array:
-    """RUNNING, or how the solve ended, by its true residual norm `now`."""
-    code, claimed, before, method = loop.code, loop.norm, outer.norm, rule.method
+def _verdict(rule: Rule, now: Array, before: Array, asymmetric: Any, is_lost: Array, loop: Loop) -> Array:
+    """RUNNING, or how the solve ended, by its true residual norm `now`, which was `before` at the start."""
+    code, claimed, method = loop.code, loop.norm, rule.method
     eps = jnp.finfo(before.dtype).eps
     if method.keeps or method.least_squares:
         waits = (code == WAITING) & (now <= 2 * claimed)
@@ -384,4 +387,4 @@ def status_of(*cases: tuple[Array, Any], otherwise: int = RUNNING) -> Array:
     result = jnp.int32(otherwise)
     for condition, number in reversed(cases):
         result = jnp.where(condition, jnp.int32(number), result)
-    return jnp.broadcast_to(result, jnp.broadcast_shapes(*(c.shape for c, _ in cases)))
+    return jnp.broadcast_to(result, jnp.broadcast_shapes(*[c.shape for c, _ in cases]))

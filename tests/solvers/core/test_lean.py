@@ -25,14 +25,14 @@ PROGRAMS = X_OF | {
 }
 # Operations of the program that XLA gets, and fusions of the one that it makes for a CPU.
 BARS = {
-    "cg": (440, 62),
-    "fcg": (440, 66),
-    "bicgstab": (500, 74),
-    "gmres": (580, 70),
-    "idrs": (830, 98),
-    "minres": (660, 116),
+    "cg": (400, 62),
+    "fcg": (430, 66),
+    "bicgstab": (470, 74),
+    "gmres": (550, 70),
+    "idrs": (800, 98),
+    "minres": (610, 116),
     "lsmr": (475, 104),
-    "gradient of cg": (500, 131),
+    "gradient of cg": (460, 131),
     "gradient of gmres": (985, 156),
 }
 
