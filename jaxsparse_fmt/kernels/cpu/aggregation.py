@@ -151,8 +151,13 @@ def sums(A: Matrix) -> np.ndarray:
 
 def _sizes(A: Matrix) -> np.ndarray:
     """The Frobenius norm of each block."""
-    flat = np.abs(A.data.reshape(len(A.data), -1))
-    return flat[:, 0] if flat.shape[1] == 1 else np.linalg.norm(flat, axis=1)
+
+    def sizes(blocks: np.ndarray) -> tuple[np.ndarray]:
+        if blocks.shape[1:] == (1, 1):
+            return (np.abs(blocks[:, 0, 0]),)
+        return (np.sqrt(np.einsum("ijk,ijk->i", blocks.conj(), blocks).real),)
+
+    return in_pieces(sizes, A.data)[0]
 
 
 def _rows(A: Matrix) -> np.ndarray:
