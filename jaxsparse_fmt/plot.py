@@ -109,8 +109,8 @@ def row_lengths(A: Any, ax: Axes | None = None) -> Axes:
     edges = _bins(low, high, mean)
     count, _ = np.histogram(lengths, edges)
     ax.bar(edges[:-1], count, np.diff(edges), align="edge", color=COLORS[0], ec="white", lw=0.8)
-    if count.max() > 100 * count[count > 0].min():
-        ax.set_yscale("log")  # so that a few long rows stay visible
+    if count.max() > 100 * count[count > 0].min():  # few long rows stay visible on a logarithmic scale
+        ax.set_yscale("log")
         ax.set_ylim(0.5, 3 * count.max())
     if edges[-1] > 40 * edges[0] > 0 and len(edges) < high - low:
         ax.set_xscale("log")
@@ -162,7 +162,7 @@ def convergence(curves: Mapping[str, Any] | Any, ax: Axes | None = None, *, rtol
 
 
 def _bins(low: int, high: int, mean: float) -> np.ndarray:
-    """Edges between whole numbers: one bin a length where they are few, else about 40 wider bins."""
+    """Edges between whole numbers: one bin per length if they are few, else about 40 wider bins."""
     if high - low < 40:
         return np.arange(low, high + 2) - 0.5
     edges = np.geomspace(max(low, 1), high + 1, 40) if high > 20 * mean else np.linspace(low, high + 1, 40)
@@ -177,7 +177,7 @@ def _axes(ax: Axes | None) -> Axes:
     import matplotlib
     from matplotlib import pyplot
 
-    pyplot.draw_if_interactive()  # loads the backend, whose settings the context below would take back
+    pyplot.draw_if_interactive()  # loads the backend, whose settings the context below would undo
     unset = {k: v for k, v in STYLE.items() if matplotlib.rcParams[k] == matplotlib.rcParamsDefault[k]}
     with matplotlib.rc_context(unset):  # what the user has set stays
         return pyplot.subplots(layout="constrained")[1]

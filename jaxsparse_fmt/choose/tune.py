@@ -20,15 +20,15 @@ HOPELESS = 4.0  # times the predicted cost of the first, from which a format is 
 def fastest(csr: Csr, target: Target) -> tuple[SparseMatrix, Choice]:
     """The canonical `csr` in the fastest of the formats that rank first, and that choice.
 
-    Each is stored in its best layout and timed, one after the other. ValueError: no format fits `target.max_bytes` or
-    the free memory.
+    Each is stored in its best layout and timed, one after the other; one that takes more memory than was estimated is
+    left out. ValueError: no format fits `target.max_bytes` or the free memory.
     """
     choices = ranking.rank(csr, target.dtype, backend=target.backend)
     choices = ranking.fitting(choices, csr, target.dtype, target.max_bytes)
     few = ranking.best_layouts(choices)[:CANDIDATES]
     best: tuple[SparseMatrix, Choice] | None = None
     least = math.inf
-    refused: list[tuple[str, Exception]] = []
+    refusal: Exception | None = None
     for choice in few:
         if choice.cost > HOPELESS * few[0].cost and best:
             break
@@ -38,14 +38,12 @@ def fastest(csr: Csr, target: Target) -> tuple[SparseMatrix, Choice]:
         except (building.TooLarge, MemoryError, jax.errors.JaxRuntimeError) as error:
             if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
                 raise
-            refused.append((choice.format, error))  # it takes more memory than was estimated, or than is free
+            refusal = error
             continue
         if seconds < least:
             reason = f"the fastest of those measured, {readable_seconds(seconds)} a product"
             best, least = (A, dataclasses.replace(choice, reason=reason)), seconds
-    passed_over = "; ".join(f"{name!r} was passed over: {error}" for name, error in refused)
     if best is None:
-        refused[-1][1].add_note(passed_over)
-        raise refused[-1][1]
-    A, choice = best
-    return A, dataclasses.replace(choice, reason="; ".join(filter(None, (choice.reason, passed_over))))
+        assert refusal is not None  # of every format
+        raise refusal
+    return best

@@ -58,8 +58,7 @@ def draw(
             panels = fig.subplot_mosaic("ls", width_ratios=(1.15, 1))
         plot.row_lengths(S, panels["l"])
         plot.spy(S, panels["s"])
-        with replacing(path) as file:
-            fig.savefig(file, format=Path(path).suffix[1:].lower(), dpi=150)
+        _save(fig, path)
 
 
 def draw_comparison(
@@ -94,5 +93,9 @@ def draw_comparison(
         right.invert_yaxis()
         right.margins(x=0.25)
         right.set(title="Time, on a logarithmic scale", xlabel="seconds")
-        with replacing(path) as file:
-            fig.savefig(file, format=Path(path).suffix[1:].lower(), dpi=150)
+        _save(fig, path)
+
+
+def _save(fig: Any, path: str | os.PathLike[str]) -> None:
+    with replacing(path) as file:
+        fig.savefig(file, format=Path(path).suffix[1:].lower(), dpi=150)

@@ -75,14 +75,17 @@ def parse(source: Any) -> "scipy.sparse.coo_array | np.ndarray":
         ValueError: not Matrix Market, or malformed; the message names the file, the line and the cure.
     """
     with contextlib.ExitStack() as stack:
-        path = str(getattr(source, "name", "the stream")) if hasattr(source, "read") else os.fspath(source)
-        file: Any = source if hasattr(source, "read") else stack.enter_context(open(path, "rb"))
+        if hasattr(source, "read"):
+            path, file = str(getattr(source, "name", "the stream")), source
+        else:
+            path = os.fspath(source)
+            file = stack.enter_context(open(path, "rb"))
         file, size = _opened(path, file)
         try:
             head = _read_head(path, file, size)
             row, col, value = mtx_entries.read(functools.partial(_pieces, head, file, file.tell()), head)
         except (EOFError, zlib.error, OSError) as error:
-            if getattr(error, "errno", None):
+            if isinstance(error, OSError) and error.errno:
                 raise
             raise ValueError(f"{path}: damaged or cut short: {error}; fetch it again") from None
     return _coordinates(head, row, col, value) if head.n_index else _array(head, value)

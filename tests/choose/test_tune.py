@@ -6,9 +6,7 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
-from jaxsparse_fmt._types import Target
 from jaxsparse_fmt.choose import ranking, tune
-from jaxsparse_fmt.formats import building
 
 S = jsf.gallery.poisson(5)
 X = np.arange(S.shape[1]) / 8.0
@@ -61,25 +59,6 @@ def test_a_mistake_of_a_conversion_or_a_kernel_is_not_taken_for_a_refusal(kind, 
     monkeypatch.setattr(tune, "build", fail)
     with pytest.raises(kind, match="mistake"):
         jsf.from_scipy(S, "tune")
-
-
-def test_what_was_passed_over_is_told(clock, monkeypatch):
-    build, refused = tune.build, ["ell"]
-
-    def refuse(csr, name, target, **layout):
-        if name in refused:
-            raise building.TooLarge(f"{name} is too large")
-        return build(csr, name, target, **layout)
-
-    monkeypatch.setattr(tune, "build", refuse)
-    few = [c for c in ranking.rank(S) if c.format in ("ell", "hll")]
-    monkeypatch.setattr(ranking, "rank", lambda *_, **__: few)
-    A, choice = tune.fastest(S, Target(np.dtype("float64")))
-    assert A.name == choice.format == "hll" and choice.reason.endswith("'ell' was passed over: ell is too large")
-    refused.append("hll")
-    with pytest.raises(building.TooLarge) as caught:
-        tune.fastest(S, Target(np.dtype("float32")))
-    assert all(f"{name!r} was passed over: {name} is too large" in caught.value.__notes__[0] for name in refused)
 
 
 def test_options_that_tune_chooses_itself_and_too_low_limits_are_refused():

@@ -25,6 +25,7 @@ The same body lowers through both of Pallas' GPU dialects: Triton (`triton.py`),
 deprecated since JAX 0.11; and Mosaic GPU (`mosaic.py`), from Hopper on.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -68,7 +69,7 @@ def launch(
     def body(d: Any, *refs: Any) -> None:
         kernel(d, **dict(zip(names, refs, strict=True)))
 
-    body.__name__ = getattr(kernel, "func", kernel).__name__
+    body.__name__ = _name(kernel)
     arrays, shared = tuple(given.values()), tuple(scratch.values())
     if dialect == "mosaic":
         return _launch_mosaic(body, block, blocks, arrays, out, shared)
@@ -95,6 +96,10 @@ def launch(
     )(*arrays, *updated)[: len(out)]
 
 
+def _name(kernel: Callable[..., None]) -> str:
+    return (kernel.func if isinstance(kernel, functools.partial) else kernel).__name__
+
+
 def _launch_on_reals(kernel, dialect, block, blocks, inputs, outputs, scratch):
     """`launch` of real arrays in place of complex ones."""
     paired = {k for k, a in {**inputs, **outputs, **scratch}.items() if pairs.is_complex(a)}
@@ -110,7 +115,7 @@ def _launch_on_reals(kernel, dialect, block, blocks, inputs, outputs, scratch):
         given = {k: real[k] for k in inputs}
         return launch(on_pairs, dialect, block=block, blocks=blocks, inputs=given, outputs=out, scratch=reals)
 
-    on_pairs.__name__ = getattr(kernel, "func", kernel).__name__
+    on_pairs.__name__ = _name(kernel)
     out = [jax.ShapeDtypeStruct(o.shape, o.dtype) for o in outputs.values()]
     return pairs.on_reals(run, (*inputs.values(), *updated.values()), out, copies=dialect == "interpret")
 
