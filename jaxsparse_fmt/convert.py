@@ -83,7 +83,7 @@ def _with_transpose(csr: Csr, name: str, target: Target, **layout: Any) -> Spars
     building.check_pointers(csr.shape[1], "columns", csr.nnz, target)
     if has_blocks:
         layout = layout | {"block_shape": tuple(reversed(block))}
-    return Paired.from_csr(csr, A=A, across=lambda transpose: build(transpose, name, target, **layout))
+    return Paired.from_csr(csr, A=A, store=lambda transpose: build(transpose, name, target, **layout))
 
 
 def _ranked(csr: Csr, target: Target) -> SparseMatrix:

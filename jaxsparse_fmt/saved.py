@@ -42,7 +42,7 @@ def save(path: str | os.PathLike[str], A: SparseMatrix) -> None:
         )
     if is_traced(A):
         raise ValueError("save needs the numbers of the matrix, which are traced here; call it outside jit")
-    stored = (A.own, A.across) if isinstance(A, Paired) else (A,)
+    stored = (A.storage, A.storage_T) if isinstance(A, Paired) else (A,)
     storage = [{"format": B.name, "layout": B.layout} for B in stored]
     write_csr(Path(path), A.to_scipy(), A.dtype, backend=A.backend, storage=storage)
 
@@ -82,7 +82,7 @@ def _store(csr: Csr, storage: list[dict[str, Any]], target: Target) -> SparseMat
     A = build(csr, storage[0]["format"], target, **storage[0]["layout"])
     if len(storage) == 1:
         return A
-    return Paired.from_csr(csr, A=A, across=lambda turned: _store(turned, storage[1:], target))
+    return Paired.from_csr(csr, A=A, store=lambda S: _store(S, storage[1:], target))
 
 
 def _storage(path: Path, header: dict[str, Any]) -> list[dict[str, Any]]:

@@ -1,9 +1,9 @@
 """The base of the formats whose products, entries and basis follow from an address rule and a column rule.
 
-The annotation of a format's field tells how shards pad it. The sizes of a format's arrays depend on the pattern, for
-instance on the number of diagonals, and one program serves all shards only if their arrays have equal shapes. So
-`distributed/padding.py` lengthens each array by the metadata in its field's annotation. No product reads a place behind
-the last pointer, and its index means padding. A field annotated plain `Array` must have equal sizes in all shards.
+One program serves all shards only if their arrays have equal shapes, and the sizes of arrays depend on the pattern, for
+instance on the number of diagonals. So `distributed/padding.py` lengthens each array by the metadata in its field's
+annotation. No product reads a place after the last pointer, and its index means padding. A field annotated plain
+`Array` must have equal sizes in all shards.
 """
 
 import dataclasses
@@ -33,8 +33,8 @@ from jaxsparse_fmt.kernels.vector_pass import Pass
 class ByRule(SparseMatrix):
     """A format defined by its rules `address` and `column`; its fields are the arrays that the two rules read.
 
-    Where a format has a field `perm` [n_rows] int32, storage row k is row perm[k] of the matrix. Where `perm` is None
-    or missing, the rows are stored in the matrix's own order.
+    With a field `perm` [n_rows] int32, storage row k is row perm[k] of the matrix. Without it, or if it is None, rows
+    are stored in the order of the matrix.
     """
 
     @classmethod
@@ -42,21 +42,21 @@ class ByRule(SparseMatrix):
         """The matrix with a column index at every place.
 
         Args:
-          places: all of them; or those of each slice or jagged column, which then get pointers.
+          places: the number of all places, or of those of each slice or jagged column, which then get pointers.
           fields: those that follow neither from `rows` nor from `places`.
         """
         building.check_memory(cls.name, int(np.sum(places)), csr, target)
         layout = {option: fields[option] for option in cls.layout_options}
         arrays = cls._filled(csr, target, rows, cls._rule_of_rows(csr.shape[0], **layout), places)
-        of_rows = {"row_lengths": rows.lengths, "perm": rows.perm}
-        known = {name: a for name, a in of_rows.items() if name in array_fields(cls)}
-        return building.made(cls, csr, target, **known | arrays | fields)
+        by_row = {"row_lengths": rows.lengths, "perm": rows.perm}
+        by_row = {name: a for name, a in by_row.items() if name in array_fields(cls)}
+        return building.made(cls, csr, target, **by_row | arrays | fields)
 
     @staticmethod
     def _filled(
         csr: Csr, target: Target, rows: building.Rows, address: Address, places: int | np.ndarray
     ) -> dict[str, Any]:
-        """`values`, `col_idx` and pointers, if there are any; arguments as of `_store`."""
+        """`values`, `col_idx` and pointers, if there are any; arguments as in `_store`."""
         arrays, n_stored = {}, places
         if isinstance(places, np.ndarray):
             ptr = building.pointers(places)
@@ -66,7 +66,7 @@ class ByRule(SparseMatrix):
 
     @staticmethod
     def _rule_of_rows(n_rows: int, slice_size: int | None = None, **layout: Any) -> Address:
-        """The rule that gives the places of a row's entries: here slices of `slice_size` rows, or one of all rows."""
+        """The address rule: here slices of `slice_size` rows, or one of all rows."""
         del layout
         return Slices(n_rows, slice_size or max(n_rows, 1))
 
@@ -76,7 +76,7 @@ class ByRule(SparseMatrix):
 
     @property
     def column(self) -> ColumnRule:
-        """The rule that gives the columns of those entries."""
+        """The column rule: here an index at every place."""
         return Explicit()
 
     @property
@@ -101,7 +101,7 @@ class ByRule(SparseMatrix):
 
     @property
     def _sums(self) -> int:
-        """None where rows are long, nor where a thread shuffles the sums of two lanes: there it does not pay."""
+        """Number of partial sums; 0 if rows are long or a thread holds two lanes, since fusing does not pay there."""
         short = 0 < self.n_stored < LAUNCH.long_rows * self.shape[0]
         return spmv.parts(self._rule) if short and not isinstance(self.column, Delta) else 0
 
@@ -117,7 +117,8 @@ class ByRule(SparseMatrix):
     @property
     def basis(self) -> Basis:
         """The sorted order of a square matrix whose rows are stored sorted."""
-        return IDENTITY if self._own_order() is None else Basis(self._own_order())
+        perm = self._basis_order()
+        return IDENTITY if perm is None else Basis(perm)
 
     @property
     def in_basis(self) -> Self:
@@ -125,13 +126,13 @@ class ByRule(SparseMatrix):
 
         Its `data` lists the entries of a row by rising column of the original matrix.
         """
-        perm = self._own_order()
+        perm = self._basis_order()
         if perm is None:
             return self
         col_idx = _renumbered(self._arrays["col_idx"], perm)
         return dataclasses.replace(self, col_idx=col_idx, perm=None)  # pyright: ignore[reportCallIssue]
 
-    def _own_order(self) -> Array | None:
+    def _basis_order(self) -> Array | None:
         self._check_single()
         perm = vars(self).get("perm")
         square = self.shape[0] == self.shape[1]
@@ -144,7 +145,11 @@ class ByEntries(SparseMatrix):
     def _of_places(
         self, row: Array, col: Array, j: Array, lengths: Array | None = None
     ) -> tuple[Array, Array, Array, Array]:
-        """`entries`, by row, column and number within the row of every stored place; `lengths` as in `places_of`."""
+        """`entries`, from the row, the column and the index in the row of every stored place.
+
+        Args:
+          lengths: of all rows; None counts them.
+        """
         return row, col, _index_in_data(self, row, j, col < self.shape[1], lengths), self.values
 
     def _transposed_face(self, values: Array, y: Array, backend: str) -> Array:
@@ -160,8 +165,8 @@ class ByEntries(SparseMatrix):
 def _renumbered(col_idx: Array, perm: Array) -> Array:
     """The columns [n_stored] in the order `perm` [n]; n in padding."""
     n = perm.shape[0]
-    place = jnp.full(n + 1, n, jnp.int32).at[perm].set(jnp.arange(n, dtype=jnp.int32), unique_indices=True)
-    return place.at[col_idx].get(mode="promise_in_bounds")
+    inverse = jnp.full(n + 1, n, jnp.int32).at[perm].set(jnp.arange(n, dtype=jnp.int32), unique_indices=True)
+    return inverse.at[col_idx].get(mode="promise_in_bounds")
 
 
 def host_places(arrays: dict[str, Array], rule: Rule) -> tuple[Any, Any]:
@@ -203,15 +208,15 @@ def _index_in_data(A: SparseMatrix, row: Array, j: Array, live: Array, lengths: 
 
 
 def _ranks(live: Array, arrays: dict[str, Array], rule: Rule) -> tuple[Array, Array]:
-    """For storages whose places may be empty: the entries of the same row before each place, and those of each row."""
+    """The entries of the same row before each place, and the entries of each row, of a storage with empty places."""
     address = rule.address
     assert isinstance(address, Chunked)
     before = jnp.pad(jnp.cumsum(live.reshape(-1, address.lanes), axis=0, dtype=jnp.int32), ((1, 0), (0, 0)))
     _, k = address.owners(jnp, arrays, rule.n_stored)
     first, count = address.bounds(jnp, arrays, rule.n_stored)
-    of_slice = before[jnp.arange(k.shape[0], dtype=k.dtype) - k]
+    before_slice = before[jnp.arange(k.shape[0], dtype=k.dtype) - k]
     lengths = address.fold((before[first + count] - before[first])[..., None])[:, 0]
-    return (before[:-1] - of_slice).reshape(-1), lengths
+    return (before[:-1] - before_slice).reshape(-1), lengths
 
 
 @functools.cache
@@ -243,7 +248,7 @@ class Padding:
 
 @dataclasses.dataclass(frozen=True)
 class Most:
-    """Marks a number that sets a size: all shards take the largest number of any shard."""
+    """Marks a number that sets a size: all shards take the largest of any shard."""
 
 
 def padded_with(value: Callable[[Any], int]) -> Padding:

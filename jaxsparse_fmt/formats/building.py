@@ -1,7 +1,7 @@
 """Conversion of a canonical CSR matrix into a storage: first the sizes, then the entry of every place.
 
 `csr` has `indptr`, `indices`, `data`, `shape` and `nnz`: SciPy's on the host, or `CsrArrays` on a device. The same code
-runs in NumPy and in JAX. Only counts, which set the shapes, come from a device to the host; nnz numbers never do.
+runs in NumPy and in JAX. Only counts, which set the shapes, come from a device to the host; arrays of entries never do.
 """
 
 import dataclasses
@@ -31,14 +31,14 @@ Format = TypeVar("Format", bound=SparseMatrix)
 # Entries with which the host is done before a device has compiled programs for their sizes: the few of an operation,
 # and the dozen of the choice of a format with its conversion.
 FEW, FEW_TO_CHOOSE = 2**20, 2**24
-SOME = 32  # rows whose longest comes to the host, to tell that of more
+SOME = 32  # rows of which the length of the longest comes to the host, for the longest of more rows
 HELD = 6  # times the bytes of a matrix in CSR that a conversion on a device may hold
 ALIGNMENT = 64  # of an address in bytes, for JAX on a CPU to take an array without a copy
 MAX_LANES = 2**31 - 2**16  # threads of a kernel, numbered in int32; the last block may reach beyond the last thread
 
 
 class TooLarge(ValueError):
-    """A storage would take far more memory than the matrix, or more than `max_bytes` or the free memory allow."""
+    """A storage would take far more memory than the matrix, more than `max_bytes`, or more than is free."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,10 +69,8 @@ def namespace(a: Any) -> Any:
 def on_either(*static: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """A decorator for f(xp, ...): with NumPy f runs as it is, with jax.numpy as one compiled program.
 
-    Operation by operation, Python's calls would take longer than a GPU's work.
-
     Args:
-      static: the numbers of further arguments that are static.
+      static: the positions of further arguments that are static.
     """
 
     def decorate(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -140,13 +138,13 @@ def pointers(counts: Any) -> Any:
 
 
 def _total_in_32_bits(counts: jax.Array) -> int:
-    """The exact sum: it is known modulo 2³², and to a few digits."""
+    """The exact sum, from the sum modulo 2³² and a rounded one."""
     below, near = int(counts.sum(dtype=np.uint32)), float(counts.sum(dtype=np.float32))
     return below + 2**32 * round((near - below) / 2**32)
 
 
 def starts(xp: Any, counts: Any, index: Any) -> Any:
-    """`pointers` of a known dtype; no count comes to the host."""
+    """`pointers` in the dtype `index`; no count comes to the host."""
     return xp.concatenate([xp.zeros(1, index), xp.cumsum(counts, dtype=index)])
 
 
@@ -187,14 +185,14 @@ def fill(csr: Csr, rows: Rows, address: Address, arrays: Arrays, n_stored: int, 
 
 @on_either(4, 5, 6)
 def _filled(xp: Any, csr: Csr, rows: Rows, arrays: Arrays, address: Address, n_stored: int, dtype: Any):
-    first, lengths = csr.indptr[:-1], rows.lengths
-    first = first if rows.perm is None else first[rows.perm]
+    lengths = rows.lengths
+    first = csr.indptr[:-1] if rows.perm is None else csr.indptr[:-1][rows.perm]
 
     def stored(row: Any, j: Any) -> tuple[Any, Any]:
-        within = xp.minimum(row, lengths.shape[0] - 1)
-        live = (row < lengths.shape[0]) & (j < take(lengths, within))
-        place = xp.where(live, take(first, within) + j, 0)
-        values, columns = take(csr.data, place), take(csr.indices, place)
+        in_range = xp.minimum(row, lengths.shape[0] - 1)
+        live = (row < lengths.shape[0]) & (j < take(lengths, in_range))
+        entry = xp.where(live, take(first, in_range) + j, 0)
+        values, columns = take(csr.data, entry), take(csr.indices, entry)
         return xp.where(live, values, 0).astype(dtype), xp.where(live, columns, csr.shape[1]).astype(np.int32)
 
     return by_rows(xp, stored, *address.slots(xp, arrays, n_stored))
@@ -204,7 +202,7 @@ def by_rows(xp: Any, f: Callable[..., tuple[Any, ...]], *arrays: Any, places: in
     """f(*arrays), for an f that computes row by row; on the host piece by piece, on all cores.
 
     Args:
-      places: of a row of the results; 0: as many as the first array has.
+      places: of a row of the results; 0: those of the first array.
     """
     return in_pieces(f, *arrays, places=places) if xp is np else f(*arrays)
 
@@ -313,7 +311,7 @@ def limit(in_proportion: float, max_bytes: float | None) -> float:
 def check_memory(
     name: str, n_stored: int, csr: Csr, target: Target, index: float = 4, cause: str | None = None
 ) -> None:
-    """Refuses a storage that would take far more memory than the matrix, or more than is free, before it is allocated.
+    """Raises TooLarge, before it is allocated, if a storage takes far more memory than the matrix, or than is free.
 
     Args:
       index: bytes of index for a stored place.
@@ -348,7 +346,7 @@ def check_memory(
 
 
 def check_pointers(n: int, what: str, nnz: int, target: Target) -> None:
-    """Raises TooLarge for a matrix most of whose rows or columns have no entries, before their pointers are allocated.
+    """Raises TooLarge, before pointers are allocated, if most rows or columns of a matrix have no entries.
 
     Args:
       n, what: the number of rows or columns, and which of the two.
@@ -364,7 +362,7 @@ def check_pointers(n: int, what: str, nnz: int, target: Target) -> None:
 
 
 def check_free(needed: int, takes: str, cure: str = "use format='auto' of from_scipy, a narrower dtype") -> None:
-    """Raises TooLarge, which begins with the clause `takes`, for more bytes than the memory can hold."""
+    """Raises TooLarge, whose message begins with `takes`, if more bytes are needed than are free."""
     free = memory.free() if needed > SMALL_CHANGE else None
     if free is not None and needed > free:
         raise TooLarge(

@@ -19,18 +19,17 @@ sums of rows without atomics. Where the columns of every tile span less than 2¹
 begin at `windows` [n_tiles·64] int32; else columns of 32 bits in `marked_col`.
 
 Each tile begins with a row, unlike the paper's tiles: it holds the rows whose first entry falls into its window of the
-entries, and padding after the end of the last row. So no row is in two tiles. Where some rows are longer than a 16th
-of a tile, or than half of one in a small matrix, the rows longer than a 32nd to an 8th of a tile continue in pieces. A
-piece is a segment behind all rows, and a second pass adds the sums of a row's pieces to it, in order. So no product
-adds by atomics.
+entries, and padding after the end of the last row. So no row is in two tiles. Rows that are too long for a tile
+(`csr5_tiles.py`) continue in pieces: a piece is a segment after all rows, and a second pass adds the sums of a row's
+pieces to the row, in order. So no product adds by atomics.
 
-Where few columns hold most entries, as in power-law graphs, the `hot` most used columns can come first, so that the L1
+If few columns hold most entries, as in power-law graphs, the `hot` most used columns can come first, so that the L1
 cache holds them; the other columns keep their order. Storage column k is column `col_order`[k] of the matrix, [n_cols]
 int32, and a product first copies x into that order. With `keep_sums` the block of a tile keeps its sums in shared
-memory and writes them side by side, which saves sectors of the L2 cache where short rows make many sums.
+memory and writes them together, which saves sectors of the L2 cache if rows are short.
 
-Bytes: n_stored·(value + 4) + 4·n_tiles·(lanes + 1); with 16 bits 2 less for each place, and 4·n_tiles or, for
-windows, 256·n_tiles; where rows are cut, 4·n_long + 4·(n_long + 1); with `hot` columns, 4·n_cols.
+Bytes: n_stored·(value + 4) + 4·n_tiles·(lanes + 1); with 16 bits 2 less for each place, and 4·n_tiles more or, with
+windows, 256·n_tiles; if rows are cut, 4·n_long + 4·(n_long + 1); with `hot` columns, 4·n_cols.
 """
 
 import dataclasses
@@ -64,24 +63,23 @@ from jaxsparse_fmt.kernels.layout.address import Slices, expand_ptr
 from jaxsparse_fmt.kernels.layout.columns import Consecutive, Rule
 from jaxsparse_fmt.kernels.layout.tiles import NARROW_PADDING, SPAN, WINDOWS, Tiles, marked
 
-# The row behind the last one, as the tile before holds the rows up to there; and padding in 16 bits.
+# Padding: one past the last row, where the previous tile's rows end.
 LaneRow = Annotated[Array, padded_with(lambda A: A.shape[0] + A.n_pieces)]
 MarkedDelta = Annotated[Array, padded_with(lambda A: NARROW_PADDING)]
-HOT_BYTES = 2**18  # of x that a product gathers first: as many as the L1 cache of an H100 or H200 holds
+HOT_BYTES = 2**18  # of x that the L1 cache of an H100 or H200 holds
 SMALL_X = 2**20  # bytes of x, below which neither hot columns nor kept sums pay
-# Misses of an entry's x from which the L1 cache can spare the memory of kept sums. By hand on an H100 and an H200: 0.86
-# to 1.0 of the time of sums written one by one from 0.27 on, but 2.3 times as much at 0.05, where all of x could be
-# there.
+# Misses of the L1 cache for an entry's x from which its memory does more for kept sums. By hand on an H100 and an H200:
+# 0.86 to 1.0 of the time of sums written one by one from 0.27 on, but 2.3 times as much at 0.05.
 KEPT_MISSES = 0.25
-REACHES = ((1, NARROW_PADDING), (WINDOWS, SPAN))  # windows and their columns that differences of 16 bits reach
-TRIPS = 3  # what a product waits for at least, in rounds of loads
-JOINING = 2**20  # threads in all that sum the pieces, if each row then gets several
+REACHES = ((1, NARROW_PADDING), (WINDOWS, SPAN))  # windows, and columns of one, that 16 bits reach
+TRIPS = 3  # rounds of loads for which a product waits at least
+JOINING = 2**20  # threads in all that add pieces, at most if a row gets several
 NOT_OF_TILES = ("values", "long_rows", "piece_ptr", "col_order")
 
 
 @storage_format
 class CSR5(ByEntries):
-    """CSR5 with tiles of `tile_shape` = (lanes, entries a lane), its `hot` most used columns first."""
+    """CSR5 with tiles of `tile_shape` = (lanes, entries per lane), its `hot` most used columns first."""
 
     _: dataclasses.KW_ONLY
     lane_row: LaneRow
@@ -97,8 +95,8 @@ class CSR5(ByEntries):
     tile_shape: tuple[int, int]
     hot: int
     keep_sums: bool
-    tile_rows: Largest  # of a tile at most, or somewhat more; 0 where sums are not to be kept
-    most_hops: Largest  # of a tile, or somewhat more
+    tile_rows: Largest  # an upper bound of the rows of a tile; 0 if sums are not kept
+    most_hops: Largest  # an upper bound of the hops of a tile
 
     name = "csr5"
     layout_options = ("tile_shape", "hot", "keep_sums")
@@ -141,11 +139,11 @@ class CSR5(ByEntries):
         return x if self.col_order is None else x.at[:, self.col_order].get(mode="promise_in_bounds")
 
     def _by_segments(self, y: Array) -> Array:
-        """y [b, n_rows, p] of the rows and, behind them, of the pieces."""
+        """y [b, n_rows, p] of the rows, followed by that of the pieces."""
         if self.long_rows is None or self.piece_ptr is None:
             return y
         owner = self.long_rows[expand_ptr(jnp, self.piece_ptr, self.n_pieces)]
-        # A barrier, else XLA finds the pieces' numbers anew for every entry.
+        # Without the barrier XLA would gather the pieces' y anew for every entry.
         return lax.optimization_barrier(jnp.concatenate([y, y.at[:, owner].get(mode="fill", fill_value=0)], axis=1))
 
     @standard_promotion
@@ -159,10 +157,10 @@ class CSR5(ByEntries):
         if rows is not None and piece_ptr is not None:
             owner = expand_ptr(jnp, piece_ptr, self.n_pieces)
             number = jnp.arange(self.n_pieces, dtype=piece_ptr.dtype) - piece_ptr[owner]
-            own = jnp.arange(self.shape[0], dtype=jnp.int32)
-            longest = jnp.max(j) + 1  # the part of a row that is not in pieces, or in any but its last
-            before = jnp.concatenate([jnp.zeros_like(own), (number + 1).astype(jnp.int32) * longest])
-            j, row = j + before[row], jnp.concatenate([own, rows[owner]])[row]
+            every_row = jnp.arange(self.shape[0], dtype=jnp.int32)
+            longest = jnp.max(j) + 1  # entries of a cut row's first segment, and of each of its pieces but the last
+            before = jnp.concatenate([jnp.zeros_like(every_row), (number + 1).astype(jnp.int32) * longest])
+            j, row = j + before[row], jnp.concatenate([every_row, rows[owner]])[row]
         is_end = self.tiles.columns(self._arrays)[1] & (col < self.shape[1])  # of a row or a piece
         ends = jnp.zeros(self.shape[0], jnp.int32).at[jnp.where(is_end, row, self.shape[0])]
         return self._of_places(row, col, j, ends.max(j + 1, mode="drop"))
@@ -198,14 +196,14 @@ class CSR5(ByEntries):
 
         Args:
           tile_shape: (lanes, entries): 128, 256, 512 or 1024 lanes with 8, 16, 32, 64 or 128 entries each. None: 512
-            lanes with 32 entries, or with 16 or 8 where rows are short and sums are kept; 256 with 16 where rows are
-            short, and 256 with 16 or 8 where a large GPU would have too few tiles; twice as many lanes, or entries,
-            where only then no row is cut.
-          hot: the number of most used columns to store first; at most all. A product then also copies x, which pays
-            where these columns hold most entries and fit the L1 cache: 2¹⁶ numbers in float32.
+            lanes with 32 entries; with 16 or 8 if rows are short and sums are kept; 256 with 16 if rows are short, and
+            256 with 16 or 8 if a large GPU would have too few tiles; twice as many lanes, or entries, if only then no
+            row is cut.
+          hot: the number of most used columns to store first; at most all. A product then also copies x, which pays if
+            these columns hold most entries and fit the L1 cache: 2¹⁶ entries of x in float32.
           keep_sums: on a GPU with Mosaic, the block of a tile keeps the sums of a product with one vector in shared
             memory, which leaves less L1 cache, and writes them together, if no tile has more than 4,096 rows. This
-            pays where rows are short and x is mostly read from the L2 cache.
+            pays if rows are short and x is mostly read from the L2 cache.
         """
         if not isinstance(keep_sums, bool | np.bool_):
             raise TypeError(f"keep_sums must be True or False; got {keep_sums!r}")
@@ -225,7 +223,8 @@ class CSR5(ByEntries):
         sizes = {
             "n_pieces": segments.lengths.shape[0] - csr.shape[0],
             "tile_rows": csr5_tiles.rounded(int(most_rows)) if keep_sums else 0,
-            "most_hops": max(csr5.MOST_TRIPS, 1 << (int(most_hops) - 1).bit_length()),  # kernels tell no others apart
+            # Kernels are the same for all smaller ones.
+            "most_hops": max(csr5.MOST_TRIPS, 1 << (int(most_hops) - 1).bit_length()),
         }
         layout = {"tile_shape": shape, "hot": hot, "keep_sums": bool(keep_sums)}
         return building.made(cls, csr, target, values, **index, **sizes, **layout)
@@ -248,7 +247,7 @@ class CSR5(ByEntries):
             if keep_sums and csr5_tiles.KEPT_ROWS * n_tiles < n_segments:
                 continue
             rows = max(round(n_rows / max(n_tiles, 1)), 1)
-            # With hot columns first, 32 bits are counted: in few matrices windows hold all columns then.
+            # With hot columns first, 32 bits are counted, since windows then hold all columns of few matrices.
             held = [n for n, span in REACHES if not hot and statistics.are_within(pattern.sample(rows), rows, n, span)]
             index = (2 if held else 4) * places + 4 * n_tiles * (lanes + 1 + min(held, default=0))
             index += (8 * n_cut + 4 if n_cut else 0) + (4 * n_cols if hot else 0)

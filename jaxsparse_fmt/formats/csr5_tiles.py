@@ -17,11 +17,11 @@ from jaxsparse_fmt.kernels.layout.address import expand_ptr, take
 from jaxsparse_fmt.kernels.layout.tiles import MARK, NARROW_PADDING, SPAN, WINDOWS, in_turn, marked
 
 LANES, ENTRIES = (128, 256, 512, 1024), (8, 16, 32, 64, 128)
-CUT = 32  # a row continues in pieces beyond this part of a tile
-MOST_PART = 16  # unless no row is longer than this part of a tile,
-SPARE = 2**19  # or than half of one, and about so many places stay unused: a GPU reads them while it starts a kernel
+# Rows longer than 1/32 tile are cut, but only if one exceeds 1/16 tile; in small matrices 1/2, as long as at most 2¹⁹
+# places are wasted, which a GPU reads while it starts a kernel.
+CUT, MOST_PART, SPARE = 32, 16, 2**19
 SHORT = 10  # mean entries of a row, below which a lane takes few entries
-KEPT_ROWS = LAUNCH.most_kept * 2 // 3  # mean rows of a tile that keeps sums, so that hardly any tile has too many
+KEPT_ROWS = LAUNCH.most_kept * 2 // 3  # most mean rows of a tile that keeps sums, since some tiles have more
 GROWN = 2**15  # places to which a tile may grow
 MANY_TILES = 200  # enough to keep a large GPU busy
 
@@ -34,7 +34,7 @@ def tile_for(nnz: int, n_rows: int, keep_sums: bool) -> tuple[int, int]:
 
 
 def tiled(csr: Csr, keep_sums: bool, laid: bool = True) -> tuple[tuple[int, int], "Segments"]:
-    """The tile of a matrix and its segments; a tile grows to twice the size where only then no row is cut."""
+    """The tile of a matrix and its segments; a tile grows to twice the size if only then no row is cut."""
     lanes, entries = shape = tile_for(csr.nnz, csr.shape[0], keep_sums)
     segments = segments_of(csr, shape, laid)
     if segments.cut is not None and lanes * entries < GROWN:
@@ -78,7 +78,7 @@ class Segments:
     piece_ptr: Any = None
 
     def window(self, size: int) -> int:
-        """Places between the starts of two tiles' windows, which leave room for a tile's last segment."""
+        """Entries from one tile's first segment to the next tile's, which leaves room for the longest segment."""
         return size - self.longest + 1
 
     def tiles(self, size: int) -> int:
@@ -89,13 +89,13 @@ pytree(Segments, ["lengths", "source", "real", "cut", "piece_ptr"])
 
 
 def segments_of(csr: Csr, tile_shape: tuple[int, int], laid: bool = True) -> Segments:
-    """The rows of `csr`; where some are too long for a tile, cut into pieces of at most 1 / `CUT` of a tile, or of more
-    where that leaves few places unused.
+    """The rows of `csr`, those too long for a tile cut into pieces of at most 1 / `CUT` of a tile, or of more if that
+    wastes few places.
 
-    Pieces cost one more kernel, which takes the longer the more one row has.
+    Pieces take one more kernel, whose time grows with the most pieces of one row.
 
     Args:
-      laid: whether the arrays are wanted also where no row is cut.
+      laid: whether to make the arrays even if no row is cut.
     """
     xp, size = building.namespace(csr.indptr), math.prod(tile_shape)
     if csr.shape[0] == 0:
@@ -122,7 +122,7 @@ def _counted(xp: Any, indptr: Any) -> Any:
 
 @building.on_either()
 def _counted_beyond(xp: Any, indptr: Any, most: int) -> Any:
-    """The numbers of rows longer than `most` and of their pieces, and the entries in the last one's pieces."""
+    """The number of rows longer than `most`, that of their pieces, and the entries in the pieces of the last one."""
     rest = xp.maximum(xp.diff(indptr) - most, 0)
     last = xp.max(xp.where(rest > 0, xp.arange(rest.shape[0], dtype=np.int32), 0))
     return xp.stack([*(a.sum(dtype=indptr.dtype) for a in (rest > 0, -(-rest // most))), rest[last]])
@@ -144,17 +144,17 @@ def _cut(xp: Any, indptr: Any, most: int, n_long: int, n_pieces: int) -> tuple[A
 
 @building.on_either()
 def _laid(xp: Any, indptr: Any, most: int, *of_pieces: Any) -> tuple[Any, Any, Any]:
-    """`lengths`, `source` and `real` of the rows, cut at `most`, and of the pieces behind them."""
+    """`lengths`, `source` and `real` of the rows, cut at `most`, followed by those of the pieces."""
     lengths = xp.diff(indptr).astype(np.int32)
-    own = xp.clip(lengths, 1, most), indptr[:-1], lengths > 0
+    rows = xp.clip(lengths, 1, most), indptr[:-1], lengths > 0
     if not of_pieces:
-        return own
-    behind = *of_pieces, xp.ones(of_pieces[0].shape, bool)
-    return tuple(xp.concatenate(pair) for pair in zip(own, behind, strict=True))
+        return rows
+    pieces = *of_pieces, xp.ones(of_pieces[0].shape, bool)
+    return tuple(xp.concatenate(pair) for pair in zip(rows, pieces, strict=True))
 
 
 def hot_first(csr: Csr, hot: int) -> tuple[Any, Csr]:
-    """`col_order`, and the matrix with its columns in that order; None where no column is hot."""
+    """`col_order`, None if no column is hot, and the matrix with its columns in that order."""
     if hot == 0:
         return None, csr
     order, indices = _by_use(building.namespace(csr.indices), csr.indices, csr.shape[1], hot)
@@ -177,7 +177,7 @@ def arrays_of(
     xp = building.namespace(csr.data)
     if n_tiles == 0:
         return np.zeros(0, dtype), 0, 0, dict.fromkeys(("lane_row", "hops", "marked_col"), np.zeros(0, np.int32))
-    if csr.nnz == 0:  # an entry to read where rows have none
+    if csr.nnz == 0:  # an entry that gathers may read
         csr = CsrArrays(xp.zeros(1, dtype), xp.zeros(1, np.int32), csr.indptr, csr.shape)
     values, col, last, lane_row, hops, most_rows, most_hops = _dealt(xp, csr, segments, n_tiles, shape, dtype)
     index = _narrowed(xp, col, last, n_tiles, csr.shape[1])
@@ -210,7 +210,11 @@ def _dealt(xp: Any, csr: Csr, segments: Segments, n_tiles: int, shape: tuple[int
 
     def some(base: Any, end: Any) -> tuple[Any, ...]:
         """The results for some of the tiles."""
-        # Gather in the order of CSR, where neighbours read neighbours; then transpose every tile.
+
+        def by_entry(a: Any) -> Any:
+            return xp.swapaxes(a.reshape(by_lane), 1, 2).reshape(k, lanes * depth)
+
+        # Gather in the order of CSR, in which neighbours read neighbours; then transpose every tile.
         k = base.shape[0]
         s = base[:, None] + xp.arange(lanes * depth, dtype=index)
         inside = s < end[:, None]
@@ -220,10 +224,9 @@ def _dealt(xp: Any, csr: Csr, segments: Segments, n_tiles: int, shape: tuple[int
         s = in_turn(xp, s.reshape(by_lane), row.reshape(by_lane)).reshape(s.shape)
         entry = inside & take(real, row)
         place = xp.where(entry, take(source, row) + (s - take(start, row)), 0)
-        turned = lambda a: xp.swapaxes(a.reshape(by_lane), 1, 2).reshape(k, lanes * depth)  # noqa: E731
-        values = turned(xp.where(entry, take(csr.data, place), 0).astype(dtype))
-        col = turned(xp.where(entry, take(csr.indices, place), n_cols).astype(np.int32))
-        last = turned(inside & (s + 1 == take(ptr, row + 1)))
+        values = by_entry(xp.where(entry, take(csr.data, place), 0).astype(dtype))
+        col = by_entry(xp.where(entry, take(csr.indices, place), n_cols).astype(np.int32))
+        last = by_entry(inside & (s + 1 == take(ptr, row + 1)))
         row, s, inside = row[:, ::depth], s[:, ::depth], inside[:, ::depth]
         goes_on = inside & (s > take(start, row))
         lane_row = xp.where(inside, xp.where(goes_on, -1 - row, row), n).astype(np.int32)
@@ -237,7 +240,7 @@ def _dealt(xp: Any, csr: Csr, segments: Segments, n_tiles: int, shape: tuple[int
 
 
 def _searched(xp: Any, rising: Any, numbers: Any) -> Any:
-    """The first place of `rising` that holds each number or more, for few numbers of many."""
+    """The first index at which `rising` is at least each of a few numbers."""
     return xp.searchsorted(rising, numbers, **({} if xp is np else {"method": "scan_unrolled"}))
 
 
@@ -247,7 +250,7 @@ def _narrowed(xp: Any, col: Any, last: Any, n_tiles: int, n_cols: int) -> dict[s
     """
     col, last = col.reshape(n_tiles, -1), last.reshape(n_tiles, -1)
     for name, deltas in (("col_base", _above_least), ("windows", _within_windows)):
-        some = slice(None, None, n_tiles // 8 + 1)  # which most often tell on a host
+        some = slice(None, None, n_tiles // 8 + 1)  # a host first tries these tiles, which decide most often
         if xp is not np or _marked(xp, deltas, n_cols, col[some], last[some])[2]:
             delta, begin, fit = _marked(xp, deltas, n_cols, col, last)
             if fit:
@@ -262,7 +265,7 @@ def _wide(xp: Any, col: Any, last: Any) -> Any:
 
 @building.on_either(1, 2)
 def _marked(xp: Any, deltas: Any, n_cols: int, col: Any, last: Any) -> tuple[Any, Any, Any]:
-    """[n_tiles, places] columns -> differences with marks, the columns above which they are, and whether all fit."""
+    """The deltas with marks of columns [n_tiles, places], what `deltas` gives of the tiles, and whether all fit."""
 
     def some(col: Any, last: Any) -> tuple[Any, Any, Any]:
         delta, begin = deltas(xp, n_cols, col)
@@ -274,15 +277,16 @@ def _marked(xp: Any, deltas: Any, n_cols: int, col: Any, last: Any) -> tuple[Any
 
 
 def _above_least(xp: Any, n_cols: int, col: Any) -> tuple[Any, Any]:
-    """Of columns [k, places] the differences to the least of a tile, and that column [k]."""
+    """The differences of columns [k, places] to the least of their tile, and that column [k]."""
     least = col.min(axis=1)
     base = least * (least < n_cols)
     return xp.where(col < n_cols, col - base[:, None], NARROW_PADDING), base
 
 
 def _within_windows(xp: Any, n_cols: int, col: Any) -> tuple[Any, Any]:
-    """Of columns [k, places] the deltas, and where windows begin [k, WINDOWS], each at the least column behind the
-    one before.
+    """The deltas of columns [k, places], and the first columns of windows [k, WINDOWS].
+
+    Each window begins at the least column after the window before it.
     """
 
     def next_window(number: Any, found: Any) -> Any:

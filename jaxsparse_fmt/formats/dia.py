@@ -8,11 +8,10 @@
 Entry k of a row lies on diagonal k, in the column row + offsets[k]. A hole is a place inside the matrix that holds no
 entry; `kernels/layout/columns.py` describes how `pattern` tells holes from entries that are zero.
 
-Mirrored diagonals share reads, so that a product with a symmetric matrix reads half the bytes: `start` holds the place
-at which a product reads each diagonal. A diagonal below the main one is mirrored if its entries equal, place by place,
-those of the diagonal as far above, its image. A product does not read it: it reads the entry (r, r − d) at (r − d, r),
-d places before in the image, which it read some d rows before and which is still in the cache. It reads all other
-diagonals at their own places.
+Mirrored diagonals share reads, so that a product with a symmetric matrix reads half the bytes. A diagonal below the
+main one is mirrored if it equals its image, the diagonal as far above, place by place. A product does not read a
+mirrored diagonal: it reads the entry (r, r − d) at (r − d, r), d places before in the image, which it has read some d
+rows before and which is still in the cache. It reads all other diagonals in place. `start` holds these places.
 
 New entries by `with_data` need not be symmetric, so `start` then points every diagonal to its own places. A derivative
 by `values` treats entries that share a place as one number; a derivative by `data`, through `with_data`, as two.
@@ -76,9 +75,9 @@ class DIA(ByRule):
             return super().to_scipy()
         values, offsets, start = map(np.asarray, (self.values, self.offsets, self.start))
         by_column = np.zeros((offsets.size, n_cols), self.dtype)  # as SciPy stores them
-        for offset, out, first_place in zip(offsets, by_column, start, strict=True):
+        for offset, out, place in zip(offsets, by_column, start, strict=True):
             first, end = max(-offset, 0), min(n_rows, n_cols - offset)
-            out[first + offset : end + offset] = values[first_place + first : first_place + end]
+            out[first + offset : end + offset] = values[place + first : place + end]
         S = scipy.sparse.csr_array(scipy.sparse.dia_array((by_column, offsets), shape=self.shape))
         return S if S.nnz == self.nnz else super().to_scipy()  # SciPy leaves zeros out
 
@@ -97,25 +96,25 @@ class DIA(ByRule):
         return spmv.product(values, y, back, rule=rule, backend=backend)
 
     @property
-    def _own(self) -> tuple[dict[str, Array], Rule]:
+    def _in_place(self) -> tuple[dict[str, Array], Rule]:
         """The arrays and the rule by which every entry lies in its own place."""
         index = {name: a for name, a in self._arrays.items() if name != "start"}
         return index, Rule(self.shape, self.n_stored, Slices(self.shape[0], max(self.shape[0], 1)), Diagonal())
 
     def _outer_face(self, y: Array, x: Array, backend: str) -> Array:
         """The derivative by each place: the sum over all entries that share it."""
-        (index, rule), (n_rows, n_cols) = self._own, self.shape
+        (index, rule), (n_rows, n_cols) = self._in_place, self.shape
         v = sddmm.outer(y, x, index, rule=rule, backend=backend)
         if n_rows != n_cols:
             return v
-        own, imaged = _shares(self.offsets, self.start, n_rows)
+        in_place, is_image = _shares(self.offsets, self.start, n_rows)
 
         def shared():
             mirrored = sddmm.outer(x, y, index, rule=rule, backend=backend)
-            mirrored = jnp.where(jnp.repeat(imaged, n_rows), mirrored, 0)
-            return jnp.where(jnp.repeat(own, n_rows), v + mirrored, 0)
+            mirrored = jnp.where(jnp.repeat(is_image, n_rows), mirrored, 0)
+            return jnp.where(jnp.repeat(in_place, n_rows), v + mirrored, 0)
 
-        return lax.cond(jnp.all(own), lambda: v, shared)
+        return lax.cond(jnp.all(in_place), lambda: v, shared)
 
     @property
     def nbytes_read(self) -> int:
@@ -128,18 +127,18 @@ class DIA(ByRule):
 
     @standard_promotion
     def entries(self) -> tuple[Array, Array, Array, Array]:
-        return *places_of(self, *self._own), _read(self)
+        return *places_of(self, *self._in_place), _read(self)
 
     def _places_on_host(self) -> tuple[np.ndarray, ...]:
-        return *host_places(*self._own), np.asarray(_read(self))
+        return *host_places(*self._in_place), np.asarray(_read(self))
 
-    def _own_start(self) -> Array:
+    def _start_in_place(self) -> Array:
         traced = isinstance(self.start, Tracer)
         with contextlib.nullcontext() if traced else concrete():
-            return _own(self.start, self.shape[0])
+            return _starts_in_place(self.start, self.shape[0])
 
     def _refilled(self, values: Array) -> Self:
-        return dataclasses.replace(self, values=values, start=self._own_start())
+        return dataclasses.replace(self, values=values, start=self._start_in_place())
 
     @classmethod
     def from_csr(cls, csr: Csr, target: Target) -> Self:
@@ -163,7 +162,8 @@ class DIA(ByRule):
         counted, n_rows = pattern.diagonals, max(pattern.csr.shape[0], 1)
         if counted is None:
             return
-        # Bits tell holes from zeros. A GPU would read them for both entries of a place; Numba takes 12 times as long.
+        # If products read the bits of `pattern`, a GPU would read them for both entries of a place, and Numba takes 12
+        # times as long.
         bits = counted.holes > 0 and pattern.has_zeros
         if bits and not pattern.on_gpu:
             return
@@ -191,7 +191,7 @@ def _built_on_host(csr: Csr, target: Target) -> tuple[np.ndarray, Any, Any]:
     offsets = diagonals.astype(np.int64) - (n_rows - 1)
     _check(csr, offsets.size, target)
     n_stored = offsets.size * n_rows
-    # An entry lies `column` places behind the place on its diagonal where column 0 would be.
+    # The place at which each diagonal would hold an entry of column 0.
     start = np.arange(offsets.size) * n_rows - offsets
     table = None
     if statistics.fits_table(csr):
@@ -246,7 +246,7 @@ def _placed(csr: Csr, offsets: Array, dtype: np.dtype, longest: int, has_holes: 
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def _own(start: Array, n_rows: int) -> Array:
+def _starts_in_place(start: Array, n_rows: int) -> Array:
     """The `start` that points every diagonal to its own places; of stacked matrices, too."""
     return jnp.zeros_like(start) + n_rows * jnp.arange(start.shape[-1], dtype=start.dtype)
 
@@ -264,11 +264,11 @@ def _read(A: DIA) -> Array:
 
 
 def _shares(offsets: Array, start: Array, n_rows: int) -> tuple[Array, Array]:
-    """Whether each diagonal is read at its own places, and whether a mirrored one is also read there: [diagonals]."""
+    """Whether each diagonal is read in place, and whether it is the image of a mirrored one: [diagonals] each."""
     count = offsets.shape[0]
-    own = start == jnp.arange(count, dtype=start.dtype) * n_rows
-    image = jnp.where(own, count, (start - offsets) // max(n_rows, 1))  # a mirrored one begins its offset before that
-    return own, jnp.zeros_like(own).at[image].set(True, mode="drop")
+    in_place = start == jnp.arange(count, dtype=start.dtype) * n_rows
+    image = jnp.where(in_place, count, (start - offsets) // max(n_rows, 1))
+    return in_place, jnp.zeros_like(in_place).at[image].set(True, mode="drop")
 
 
 def _mirrored_on_host(values, pattern, n_rows: int, below, above, distance) -> np.ndarray:
@@ -288,7 +288,7 @@ def _differ(a: np.ndarray, b: np.ndarray) -> bool:
 
 @functools.partial(jax.jit, static_argnums=2)
 def _mirrored(values, pattern, n_rows: int, below, above, distance) -> Array:
-    """Whether each of the diagonals `below` equals that `above`, holes included, `distance` places before: [k] bool."""
+    """Whether each diagonal `below` equals its image `above`, `distance` rows before, holes included: [k] bool."""
     row = jnp.arange(n_rows, dtype=jnp.int32)
     present = None if pattern is None else unpack_pattern(pattern, values.size).reshape(-1, n_rows)
     values = values.reshape(-1, n_rows)

@@ -62,7 +62,7 @@ class HYB(ByEntries, ByRule):
     def _product_face(self, values: Array, x: Array, backend: str) -> Array:
         n_main, n_tail = self.n_main, self.tail_col.shape[0]
         y: Any = 0
-        # A kernel would get a slice of `values` as a copy; so a single matrix goes in whole, at its own addresses.
+        # A slice of `values` would be a copy for a kernel; so a single matrix is passed whole, with an offset.
         whole = values.shape[0] == 1 and selection.is_pallas(spmv.supported(backend, values, x))
         head, tail, offset = (values, values, n_main) if whole else (values[:, :n_main], values[:, n_main:], 0)
         if n_main:
@@ -102,12 +102,12 @@ class HYB(ByEntries, ByRule):
         n_main, n_tail = K * csr.shape[0], int(ptr[-1])
         building.check_memory(cls.name, n_main + n_tail, csr, target)
         values, col_idx = building.fill(csr, main, address, {}, n_main, target.dtype)
-        beyond = CsrArrays(csr.data, csr.indices, csr.indptr + K, csr.shape)  # its rows begin behind the first K
+        beyond = CsrArrays(csr.data, csr.indices, csr.indptr + K, csr.shape)  # rows without their first K entries
         by_row = Slices(csr.shape[0], 1), {"slice_ptr": ptr}
-        of_tail, tail_col = building.fill(beyond, tail, *by_row, n_tail, target.dtype)
+        tail_values, tail_col = building.fill(beyond, tail, *by_row, n_tail, target.dtype)
         xp = building.namespace(csr.data)
         index = {"col_idx": col_idx, "tail_row": expand_ptr(xp, ptr, n_tail), "tail_col": tail_col}
-        return building.made(cls, csr, target, xp.concatenate([values, of_tail]), **index, width=K)
+        return building.made(cls, csr, target, xp.concatenate([values, tail_values]), **index, width=K)
 
 
 def _width(width: Any, lengths: Any) -> int:

@@ -27,7 +27,7 @@ class Groups:
 
     Attributes:
       lanes, across: C, and the groups that a slice has side by side.
-      words: what the groups touch, for the message of a refusal.
+      words: the name of what groups touch, for the message of a refusal.
       perm: the row of the matrix at each place of storage; None: as in the matrix.
     """
 
@@ -61,7 +61,7 @@ class Groups:
         return building.made(cls, csr, target, values, **index, **fields)
 
     def _rule(self, name: str, touched: np.ndarray, target: Target) -> tuple[np.ndarray, Rule]:
-        """`slice_ptr` and the rule, if the groups touch so many [n_groups], after the check that they fit in memory."""
+        """`slice_ptr` and the rule for `touched` diagonals or blocks of each group. TooLarge: too little memory."""
         counts = building.longest_by_slice(touched, self.across) * self.lanes * self.column.unit
         cause = f"its {self.csr.nnz} entries touch {int(touched.sum())} {self.words}"
         building.check_memory(name, int(counts.sum()), self.csr, target, 4 / self.places, cause)
@@ -79,7 +79,7 @@ class Groups:
         return index, *merging.place(self.csr, rule, index | {"perm": self.perm}, target.dtype)
 
     def _are_blocks_small(self, target: Target) -> bool:
-        """Whether SciPy may make the blocks before they are counted: no more than runs of entries within rows."""
+        """Whether the blocks, at most one for each run of entries in a row, fit in memory if SciPy makes them."""
         csr, column = self.csr, self.column
         if self.perm is not None or not isinstance(column, Blocked) or csr.nnz == 0:
             return False
@@ -104,9 +104,9 @@ class Groups:
         B = blocks(csr.data)
         count = np.diff(B.indptr)
         ptr, rule = self._rule(name, count, target)
-        of_group = np.repeat(np.arange(n_groups), count)
-        owner, lane = np.divmod(of_group, self.across)
-        k = np.arange(B.indices.size) - B.indptr[:-1][of_group]
+        group = np.repeat(np.arange(n_groups), count)
+        owner, lane = np.divmod(group, self.across)
+        k = np.arange(B.indices.size) - B.indptr[:-1][group]
         slot = (ptr[owner] // (self.lanes * c) + k) * self.across + lane  # of all indices
         col = np.full(rule.n_stored // self.places, n_blocks, np.int32)
         col[slot] = B.indices
@@ -167,7 +167,7 @@ class Groups:
 
 @functools.partial(jax.jit, static_argnums=(2, 3, 4))
 def _in_slices(merged, slice_ptr, rule, across, places):
-    """What each group touches, in the order of storage; one past the last in padding."""
+    """The diagonals or blocks of each group, in the order of storage; one past the last in padding."""
     address, arrays = Slices(merged.shape[1], across), {"slice_ptr": slice_ptr // places}
     group, k = address.slots(jnp, arrays, rule.n_stored // places)
     found = merged.at[k, group].get(mode="fill", fill_value=merging.NONE)

@@ -19,9 +19,9 @@ def device(*given: Any) -> Any:
     """
     here = jax.process_index()
     for a in jax.tree.leaves(given):
-        own = a.devices() if isinstance(a, jax.Array) and not isinstance(a, Tracer) else ()
-        if own := [d for d in own if d.process_index == here]:
-            return min(own, key=lambda d: d.id)
+        devices = a.devices() if isinstance(a, jax.Array) and not isinstance(a, Tracer) else ()
+        if local := [d for d in devices if d.process_index == here]:
+            return min(local, key=lambda d: d.id)
     chosen = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
     if isinstance(chosen, str):  # a platform
         return jax.local_devices(backend=chosen)[0]
@@ -30,11 +30,11 @@ def device(*given: Any) -> Any:
 
 def free(*given: Any) -> int | None:
     """Free bytes on `device(*given)`, by its allocator, or those of the host. None: unknown."""
-    own = device(*given)
-    stats = own.memory_stats() or {}
+    its_device = device(*given)
+    stats = its_device.memory_stats() or {}
     if "bytes_limit" in stats:
         return max(stats["bytes_limit"] - stats.get("bytes_in_use", 0), 0)
-    return of_host() if own.platform == "cpu" else None
+    return of_host() if its_device.platform == "cpu" else None
 
 
 def is_own(device: Any) -> bool:
@@ -57,6 +57,6 @@ def of_host() -> int | None:
 def _file_cache() -> int:
     """Bytes of the cache of files, which count as used but which Linux gives up on demand."""
     with contextlib.suppress(OSError, ValueError):
-        told = dict(line.split() for line in (GROUP / "memory.stat").read_text().splitlines())
-        return int(told.get("inactive_file", 0)) + int(told.get("active_file", 0))
+        stat = dict(line.split() for line in (GROUP / "memory.stat").read_text().splitlines())
+        return int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
     return 0

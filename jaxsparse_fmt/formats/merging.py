@@ -1,8 +1,8 @@
 """Conversion into diagonals and blocks on a device, by merging and searching rows; no array of nnz numbers is sorted.
 
 The columns of a row rise, and so do the diagonals and the blocks of its entries. `distinct` merges the rows of a group:
-the least of the rows' next indices is the group's next index. Then `place` searches the row of every place for the
-place's entry. Where the row has an entry at every place, bounds narrow the search to one entry.
+the least of the rows' next indices is the group's next index. Then `place` searches for the entry of every place in the
+place's row. In a row with an entry at every place, bounds narrow the search to one entry.
 """
 
 import functools
@@ -22,7 +22,7 @@ from jaxsparse_fmt.kernels.layout.columns import Blocked, Diagonal, Rule
 
 STEPS = 8  # indices of a group found before the host checks for more
 MOST_AT_ONCE = 4  # times `STEPS`, before the host's first check
-MOST_STEPS = 1024  # passes over the rows, after which the host does all the work
+MOST_STEPS = 1024  # passes over the rows, after which the host takes over
 NONE = np.iinfo(np.int32).max  # no further index
 HOLE, OUTSIDE = -1, -2  # in place of an entry: a place inside the matrix without one, and a place outside
 
@@ -37,8 +37,8 @@ def distinct(csr: Csr, perm: Any, group: int, column: Diagonal | Blocked) -> jax
       column: the rule that gives an entry its index.
 
     Returns:
-      [W, n_groups] int32, rising, `NONE` behind the last of a group. None where the host must find them: a group
-      touches too many, or so many more than the mean group that the result would be far larger than the matrix.
+      [W, n_groups] int32, rising, `NONE` after the last of a group. None if the host must find them, since a group
+      touches too many, or so many more than the mean that the result would be far larger than the matrix.
     """
     if namespace(csr.data) is np:
         return None
@@ -47,7 +47,8 @@ def distinct(csr: Csr, perm: Any, group: int, column: Diagonal | Blocked) -> jax
         return jnp.zeros((0, n_groups), jnp.int32)
     # Most groups have at most one index more than their rows have entries; then the host checks once.
     first = min(-(-(csr.nnz // (max(csr.shape[0], 1) * column.unit) + 1) // STEPS), MOST_AT_ONCE)
-    entry, left, found, steps, ahead = None, True, [], 0, first * STEPS
+    entry, left, found = None, True, []
+    steps, ahead = 0, first * STEPS
     while left:
         steps += ahead
         if steps > MOST_STEPS or steps * n_groups > max(4 * csr.nnz, 2**20):
@@ -66,7 +67,7 @@ def counts(merged):
 
 @functools.partial(jax.jit, static_argnums=(4, 5, 6))
 def _merge(entry, indptr, indices, perm, group, column, steps):
-    """The next `steps` indices of every group, from the entries `at` [n_groups, group]; None: from the first."""
+    """The next `steps` indices of every group, from the entries `entry` [n_groups, group] on; None: the first."""
     n = indptr.shape[0] - 1 if perm is None else perm.shape[0]
     n_groups = -(-n // group)
     place = jnp.arange(n_groups * group, dtype=index_dtype(n_groups * group)).reshape(n_groups, group)
@@ -84,8 +85,8 @@ def _merge(entry, indptr, indices, perm, group, column, steps):
         hit = ahead == least[:, None]
         entry, more = entry + (hit & (entry < end)), column.unit - 1
         if more:
-            with_it = prefix_length(jnp, lambda i: index(entry + i) == ahead, jnp.minimum(end - entry, more), more)
-            entry += jnp.where(hit, with_it, 0)
+            equal = prefix_length(jnp, lambda i: index(entry + i) == ahead, jnp.minimum(end - entry, more), more)
+            entry += jnp.where(hit, equal, 0)
         ahead = jnp.where(hit, jnp.where(entry < end, index(entry), NONE), ahead)
         return (entry, ahead), least
 
@@ -125,7 +126,7 @@ def place(csr: Csr, rule: Rule, arrays: Arrays, dtype: Any) -> tuple[jax.Array, 
 
 @functools.partial(jax.jit, static_argnums=2)
 def _longest_search(indptr, arrays, rule):
-    """The most entries, without the last, between the bounds of any place."""
+    """The most entries between the bounds of any place, not counting the last."""
     _, widths = rule.address.bounds(jnp, arrays, rule.n_stored)
     lengths = jnp.diff(indptr).astype(jnp.int32)
     lengths = lengths if "perm" not in arrays else take(lengths, arrays["perm"])
@@ -144,7 +145,7 @@ def _find(indptr, indices, arrays, rule, most):
     width = jnp.broadcast_to(width, (owner.shape[0], rule.address.lanes)).reshape(-1)
     first = take(indptr, row)
     length = (take(indptr, row + 1) - first).astype(jnp.int32)
-    # The first and the last entry of a row that place j can hold, since width − 1 − j places follow it.
+    # The first and the last entry of its row that place j can hold, since width − 1 − j places follow the place.
     low, high = jnp.maximum(length - (width - j), 0), jnp.minimum(j, length - 1)
 
     def column(i):

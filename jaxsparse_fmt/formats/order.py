@@ -1,7 +1,7 @@
 """Orders of unknowns: reverse Cuthill-McKee, and a matrix with its unknowns in another order.
 
-In reverse Cuthill-McKee order (Cuthill and McKee, 1969; George, 1971) the columns of neighbouring rows lie together:
-the part of x that a product reads stays in the L1 cache, differences of columns fit 16 bits, and diagonals may appear.
+In reverse Cuthill-McKee order (Cuthill and McKee, 1969; George, 1971) neighbouring rows have columns near one another:
+the part of x that they read stays in the L1 cache, differences of columns fit 16 bits, and diagonals may appear.
 """
 
 from typing import Any
@@ -53,9 +53,9 @@ def permuted(csr: Csr, perm: np.ndarray | None) -> tuple[Csr, np.ndarray | None]
     """P·S·Pᵀ, whose row and column i are perm[i] of S, and the index in S's data of its entries (None: unchanged)."""
     if perm is None:
         return csr, None
-    moved = scipy.sparse.csr_array((np.arange(csr.nnz), csr.indices, csr.indptr), shape=csr.shape)[perm][:, perm]
-    moved.sort_indices()
-    entry = moved.data
-    out = scipy.sparse.csr_array((csr.data[entry], moved.indices, moved.indptr), shape=csr.shape)
+    index = scipy.sparse.csr_array((np.arange(csr.nnz), csr.indices, csr.indptr), shape=csr.shape)[perm][:, perm]
+    index.sort_indices()
+    entry = index.data
+    out = scipy.sparse.csr_array((csr.data[entry], index.indices, index.indptr), shape=csr.shape)
     out.has_canonical_format = True
     return out, entry

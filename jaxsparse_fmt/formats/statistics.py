@@ -1,10 +1,9 @@
 """Statistics of a pattern: the places, diagonals and blocks that a storage would hold, and the spread of columns.
 
 Counts that need only row lengths are exact. Counts that need columns sample windows of rows spread evenly over the
-matrix, some `ENTRIES` entries in all, and scale up; where the windows cover the whole matrix, these counts are exact
-too. No function loops over rows, and only `diagonals` makes an array as long as the entries.
-
-Of a matrix on a device, what is as long as its rows or entries is counted there, and samples come to the host.
+matrix, some `ENTRIES` entries in all, and scale up; they are exact if the windows cover the whole matrix. No function
+loops over rows, and only `diagonals` makes an array as long as the entries. On a device arrays as long as rows or
+entries are counted there, and only samples come to the host.
 """
 
 import dataclasses
@@ -27,11 +26,11 @@ from jaxsparse_fmt.kernels.layout.address import take
 from jaxsparse_fmt.kernels.layout.columns import Blocked, Diagonal
 
 ENTRIES = 2**16  # about as many as a count samples
-TABLE = 8  # the most possible diagonals for each entry with which a table over all diagonals is made
+TABLE = 8  # possible diagonals for each entry up to which a table over all diagonals is made
 PIECE = 2**17  # entries, about, that a pass over all of them takes at a time: their arrays fit the cache of a core
 SMALL = 2**16  # possible diagonals for which a table is small
 GOLDEN = (5**0.5 - 1) / 2
-LEAST_WINDOWS, MOST_ENTRIES = 4, 2**21  # windows that are always sampled, or fewer if they have more entries than this
+LEAST_WINDOWS, MOST_ENTRIES = 4, 2**21  # at least so many windows are sampled, unless they have more entries
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,8 +86,8 @@ def sample(csr: Csr, window: int) -> Sample:
     if taken >= n_windows:
         rows, scale = np.arange(n_rows), 1.0
     else:
-        # One in each of `taken` equal parts, at a place that the golden ratio scatters: at equal distances all windows
-        # might begin a plane of a grid.
+        # One window in each of `taken` equal parts, scattered by the golden ratio: at equal distances all windows might
+        # begin a plane of a grid.
         part = np.arange(taken)
         windows = np.unique(((part + (part + 1) * GOLDEN % 1) * (n_windows / taken)).astype(np.int64))
         rows = (windows[:, None] * window + np.arange(window)).reshape(-1)
@@ -130,7 +129,7 @@ def distinct(major: Any, minor: np.ndarray, span: int, lengths: np.ndarray) -> t
     """The distinct pairs of entries, rising; `minor` is below `span`. np.unique is several times slower.
 
     Args:
-      lengths: of the entries' rows. Most equal pairs are neighbours or one row apart, and are left out before sorting.
+      lengths: of the rows. Most equal pairs are neighbours or one row apart, and are left out before sorting.
     """
     keys = np.asarray(major * span + minor)
     if keys.size:
@@ -152,9 +151,9 @@ def are_slices_wide(some: Sample, slice_size: int, widest: int) -> bool:
 
 
 def are_within(some: Sample, block: int, windows: int, span: int) -> bool:
-    """Whether so many windows of `span` columns hold the columns of every block of `block` rows.
+    """Whether `windows` windows of `span` columns hold the columns of every block of `block` rows.
 
-    Each window begins at the least column behind the one before.
+    Each window begins at the least column after the window before it.
     """
     stride = some.shape[1] + span
     key = np.unique(some.number // block * stride + some.col)
@@ -215,8 +214,9 @@ def diagonals(csr: Csr, some: Sample, longest: int, most: int) -> Counted | None
 
 
 def by_rows(f: Callable[[slice, np.ndarray], None], csr: Csr) -> None:
-    """f(entries, diagonals), by all cores: about `PIECE` entries of whole rows at a time, and their diagonals,
-    col − row + n_rows − 1.
+    """Calls f(entries, diagonals) on all cores, for a slice of about `PIECE` entries of whole rows at a time.
+
+    `diagonals` are col − row + n_rows − 1 of these entries.
     """
     n_rows, n_cols = csr.shape
     index = csr.indices.dtype if n_rows + n_cols < 2**31 else np.int64
@@ -269,14 +269,14 @@ _kept = Kept(8)
 
 @functools.partial(jax.jit, static_argnums=1)
 def _marked(csr: Csr, longest: int) -> Any:
-    """A bit for each diagonal that holds an entry, in octets by eights; by the first entry of all rows, the second…"""
+    """A bit for each diagonal that holds an entry, in words of 64: by the first entry of all rows, the second, …"""
     size, n_rows = -(-sum(csr.shape) // 64) * 64, csr.shape[0]
     row, lengths = jnp.arange(n_rows, dtype=index_dtype(size)), jnp.diff(csr.indptr)
 
     def mark(j: Any, marks: Any) -> Any:
         entry = jnp.minimum(csr.indptr[:-1] + j.astype(csr.indptr.dtype), csr.nnz - 1)
         diagonal = jnp.where(j < lengths, take(csr.indices, entry) - row + (n_rows - 1), size)
-        # A GPU writes slowly to one place from many threads: most rows leave that to the row before.
+        # A GPU writes slowly to one place from many threads, so a row leaves out the diagonal of the row before.
         fresh = diagonal != jnp.concatenate([jnp.full(1, size, diagonal.dtype), diagonal[:-1]])
         return marks.at[jnp.where(fresh, diagonal, size)].set(True, mode="drop")
 
@@ -285,7 +285,7 @@ def _marked(csr: Csr, longest: int) -> Any:
 
 
 def fits_table(csr: Csr) -> bool:
-    """Whether a table over all possible diagonals is small beside the entries."""
+    """Whether a table over all possible diagonals is small, compared with the entries."""
     return sum(csr.shape) <= max(TABLE * csr.nnz, SMALL)
 
 
@@ -304,16 +304,20 @@ def is_mirrored(csr: Csr, some: Sample, longest: int) -> bool:
 
 @building.on_either(5)
 def _are_mirrored(xp: Any, csr: Csr, entry: Any, row: Any, col: Any, longest: int) -> Any:
-    """Whether the entries `at`, of `row` and `col`, equal their images."""
+    """Whether these entries, of `row` and `col`, equal their images."""
     first = take(csr.indptr, col)
-    count, place = take(csr.indptr, col + 1) - first, lambda i: xp.minimum(first + i, csr.nnz - 1)
+    count = take(csr.indptr, col + 1) - first
+
+    def place(i: Any) -> Any:
+        return xp.minimum(first + i, csr.nnz - 1)
+
     before = prefix_length(xp, lambda i: take(csr.indices, place(i)) < row, count, longest)
     same = (take(csr.indices, place(before)) == row) & (take(csr.data, place(before)) == take(csr.data, entry))
     return xp.all((before < count) & same)
 
 
 def touched(some: Sample, column: Diagonal | Blocked, group: int, slice_rows: int) -> Counted:
-    """The places of `implied.Groups` of `group` rows, in slices of `slice_rows`: of HDIA or BSR, with unsorted rows."""
+    """The places of HDIA or BSR (`implied.Groups`): groups of `group` rows, in slices of `slice_rows`, unsorted."""
     n_rows, n_cols = some.shape
     owner, index = some.distinct(some.number // group, column.index_of(some.row, some.col) + n_rows, n_rows + n_cols)
     first, index = some.rows[owner * group], index - n_rows

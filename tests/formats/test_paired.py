@@ -55,7 +55,7 @@ def test_every_place_of_the_second_storage_finds_its_number(case, layout):
     np.testing.assert_array_equal(np.append(A.values, 0)[A.source], other.values)
     padding = np.asarray(quick_jit(lambda B: B.entries()[2])(other)) == A.nnz
     assert A.source.dtype == np.int32 and np.all(A.source[padding] == A.n_stored)
-    for ours, its in zip(jax.tree.leaves(A.across), jax.tree.leaves(other)[1:], strict=True):
+    for ours, its in zip(jax.tree.leaves(A.storage_T), jax.tree.leaves(other)[1:], strict=True):
         np.testing.assert_array_equal(ours, its)
     assert A.nbytes == plain.nbytes + other.nbytes - other.values.nbytes + 4 * other.n_stored
 
@@ -67,7 +67,7 @@ def test_degenerate_matrices_multiply_both_ways_in_two_formats(layout, rng):
     names = ("no_rows", "no_columns") if layout.format in ("csr5", "hll") else ()
     for case in (CASES[name] for name in ("no_entries", "explicit_zero", *names)):
         S = sp.csr_array(case.scipy())
-        A = jsf.Paired.from_csr(S, A=layout.of(S), across=other.of)
+        A = jsf.Paired.from_csr(S, A=layout.of(S), store=other.of)
         x, y = rng.standard_normal(case.shape[1]), rng.standard_normal(case.shape[0])
         product, transposed = both_products(A, x, y)
         assert_product(product, case.dense(), x)
@@ -143,7 +143,7 @@ def test_values_of_the_transpose_are_gathered_once(monkeypatch):
         assert gathers(jax.grad(loss) if adjoint else loss, v, B) == 1
     monkeypatch.setattr(paired_format, "is_on_cpu", lambda _: False)
     assert gathers(lambda v: A.T @ v, v) == 0
-    assert A._prepared(True).turned is A._prepared(True).turned and A._with_values(A.values).turned is None
+    assert A._prepared(True).gathered is A._prepared(True).gathered and A._with_values(A.values).gathered is None
 
 
 @pytest.mark.parametrize("dialect", SIGNATURES)
@@ -166,7 +166,7 @@ def test_auto_chooses_for_each_of_the_two():
     A = jsf.from_scipy(S, transpose=True, backend="xla")
     assert isinstance(A, jsf.Paired)
     chosen = [jsf.choose.rank(matrix, backend="xla")[0].format for matrix in (S, S.T)]
-    assert [A.own.name, A.across.name] == chosen and chosen[0] != chosen[1]
+    assert [A.storage.name, A.storage_T.name] == chosen and chosen[0] != chosen[1]
     y = np.arange(2000) / 8
     np.testing.assert_allclose(A.T @ y, S.T @ y)
 
