@@ -103,21 +103,21 @@ def medians(found: list[dict[str, float]]) -> dict[str, float]:
 
 
 def first_solves(rounds: int) -> Iterator[Row]:
-    for method, of in SOLVES:
+    for method, form in SOLVES:
         found: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
         for _ in range(rounds):
             for side in SIDES:
-                found[side].append(child(SOLVE.format(n=400, side=side, method=method, of=of)))
+                found[side].append(child(SOLVE.format(n=400, side=side, method=method, of=form)))
         cpu = {side: medians(found[side])["cpu"] for side in SIDES}
-        name = {"": method, "grad": f"grad of {method}", "hessian": f"hessian·v of {method}"}[of]
+        name = {"": method, "grad": f"grad of {method}", "hessian": f"hessian·v of {method}"}[form]
         yield {"call": name} | cpu | {"ratio": cpu["ours"] / cpu["jax.scipy"]}
 
 
 def ways(rounds: int) -> Iterator[Row]:
     """CPU and wall seconds of each method's first call, in a user's jit, with the older emitters, and eager."""
     for method in METHODS:
-        for of, name in (("", "jit"), ("older", "jit, older emitters"), ("eager", "eager")):
-            code = SOLVE.format(n=400, side="ours", method=method, of=of)
+        for form, name in (("", "jit"), ("older", "jit, older emitters"), ("eager", "eager")):
+            code = SOLVE.format(n=400, side="ours", method=method, of=form)
             found = medians([child(code) for _ in range(rounds)])
             yield {"call": method, "compiled by": name} | found
 

@@ -55,10 +55,10 @@ def steps(copy: float, small: bool) -> Iterator[Row]:
         A, b = jsf.from_scipy(D @ S @ D, dtype=dtype), rhs(S, dtype)
         vectors = VECTORS * b.nbytes
         floor = (S.nnz * (b.itemsize + 4) + vectors) / copy
-        own = (A.nbytes_read + vectors) / copy
+        stored = (A.nbytes_read + vectors) / copy
         step, many = seconds_per_step(A, b, 500)
         yield {"problem": name, "unknowns": S.shape[0], "dtype": dtype, "format": A.name, "method": "cg"} | {
-            "µs a step": step * 1e6, "floor µs": floor * 1e6, "share": floor / step, "own share": own / step,
+            "µs a step": step * 1e6, "floor µs": floor * 1e6, "share": floor / step, "own share": stored / step,
             "µs a step of 500": many / 500 * 1e6,
         }  # fmt: skip
 

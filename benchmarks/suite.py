@@ -206,15 +206,16 @@ PUBLISHED = {
 }
 
 
-def _stand_in(scale: float, of: tuple[int, int, int, float]) -> sp.csr_array:
-    rows, nnz, bandwidth, spread = of
+def _stand_in(scale: float, published: tuple[int, int, int, float]) -> sp.csr_array:
+    rows, nnz, bandwidth, spread = published
     mean, n = nnz / rows, max(round(rows * scale), round(2 * nnz / rows))
     return banded(n, max(round(mean * n), n), max(round(bandwidth * n / rows), round(mean)), spread)
 
 
-def _stand_ins(published: dict[str, tuple[int, int, int, float]]) -> tuple[Case, ...]:
+def _stand_ins(table: dict[str, tuple[int, int, int, float]]) -> tuple[Case, ...]:
     return tuple(
-        Case(f"like {name}", "stand-in", functools.partial(_stand_in, of=of)) for name, of in published.items()
+        Case(f"like {name}", "stand-in", functools.partial(_stand_in, published=published))
+        for name, published in table.items()
     )
 
 

@@ -168,7 +168,10 @@ def generated(name: str) -> str:
         return "\n".join(picture(f"chart_{name}", charts.CHARTS[name][0]))
     if name not in LONG:
         return "\n".join(GENERATED[name]())
-    write = lambda folder: (folder / "text.md").write_text("\n".join(GENERATED[name]()), encoding="utf-8")  # noqa: E731
+
+    def write(folder: Path) -> None:
+        (folder / "text.md").write_text("\n".join(GENERATED[name]()), encoding="utf-8")
+
     sources = [Path(__file__), ROOT / LONG[name]]
     return (kept(f"part_{name}", sources, write) / "text.md").read_text(encoding="utf-8")
 

@@ -71,18 +71,18 @@ def _panel(panel: Panel, top: float, look: dict) -> tuple[list[str], float]:
             left += 32 + 7.6 * len(name)
         top += 4
     longest = max(len(panel.text(v)) for v in values)
-    room, at = WIDTH - 14 - 8 * longest, 0.0
+    room = WIDTH - 14 - 8 * longest
     low = min(values) / 2
     high = max([*values, panel.reference[0]] if panel.reference else values)
 
     def place(value: float) -> float:
         return room * (math.log(value / low) / math.log(high / low) if panel.log else value / high)
 
+    reference = place(panel.reference[0]) if panel.reference else 0.0
     if panel.reference:
         top += LINE
-        at = place(panel.reference[0])
-        anchor = "end" if at > WIDTH / 2 else "start"
-        shapes.append(_text(at, top, panel.reference[1], look["faint"], anchor=anchor))
+        anchor = "end" if reference > WIDTH / 2 else "start"
+        shapes.append(_text(reference, top, panel.reference[1], look["faint"], anchor=anchor))
     for label, group in panel.groups:
         top += LINE
         shapes.append(_text(0, top, label.replace("`", ""), look["ink"]))
@@ -96,7 +96,7 @@ def _panel(panel: Panel, top: float, look: dict) -> tuple[list[str], float]:
             top += BAR + 3
         if panel.reference:
             dashes = f'stroke="{look["ink"]}" stroke-dasharray="3 3"'
-            shapes.append(f'<line x1="{at:.1f}" y1="{begin:.1f}" x2="{at:.1f}" y2="{top:.1f}" {dashes}/>')
+            shapes.append(f'<line x1="{reference:.1f}" y1="{begin:.1f}" x2="{reference:.1f}" y2="{top:.1f}" {dashes}/>')
         top += GAP - 3
     return shapes, top + GAP
 
@@ -166,8 +166,9 @@ def formats() -> Panel:
 
 def columns() -> Panel:
     counts = (8, 32)
-    of = {(r["matrix"], r["columns"]): r["throughput"] for r in figures.rows_of("columns_h200", dtype="float64")}
-    groups = [(matrix, [of[matrix, k] for k in counts]) for matrix in dict.fromkeys(matrix for matrix, _ in of)]
+    rows = figures.rows_of("columns_h200", dtype="float64")
+    throughput = {(row["matrix"], row["columns"]): row["throughput"] for row in rows}
+    groups = [(matrix, [throughput[matrix, k] for k in counts]) for matrix in dict.fromkeys(m for m, _ in throughput)]
     title = f"Columns a second, in float64, {device('columns_h200')}"
     return Panel(title, [f"{k} columns" for k in counts], groups, "{:.1f} ×".format, (1.0, "one column = 1"))
 
@@ -191,18 +192,16 @@ def several_gpus() -> Panel:
 
 
 def algebra() -> Panel:
-    rows = [row for row in figures.rows_of("algebra_cpu") if not row["case"].startswith("A @ x")]
-    names = {"eager": "pattern and values", "pattern": "pattern and values"}
-    of = {(row["case"], names.get(row["side"], row["side"])): row["cpu"] for row in rows}
-    groups = [(case, [of.get((case, side)) for side in figures.ON_A_CPU]) for case in dict.fromkeys(c for c, _ in of)]
+    times = figures.algebra_times("algebra_cpu", "cpu")
+    groups = [(case, [sides.get(side) for side in figures.ON_A_CPU]) for case, sides in times.items()]
     return Panel(f"CPU time, {device('algebra_cpu')}", figures.ON_A_CPU, groups, seconds)
 
 
 def multigrid() -> Panel:
-    of = {(row["case"], row["side"]): row for row in figures.rows_of("multigrid_cpu")}
-    total = lambda case, side: of[case, side]["setup_cpu"] + of[case, side]["solve_cpu"]  # noqa: E731
-    cases = [case for case, side in of if side == "PyAMG"]
-    groups = [(case, [total(case, side) for side in ("ours, warm", "PyAMG")]) for case in cases]
+    rows = figures.rows_of("multigrid_cpu")
+    total = {(row["case"], row["side"]): row.get("setup_cpu", 0) + row["solve_cpu"] for row in rows}
+    cases = [case for case, side in total if side == "PyAMG"]
+    groups = [(case, [total[case, side] for side in ("ours, warm", "PyAMG")]) for case in cases]
     return Panel(
         f"CPU time of multigrid, set-up and solve, {device('multigrid_cpu')}", ("here", "PyAMG"), groups, seconds
     )

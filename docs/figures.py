@@ -169,7 +169,7 @@ def formats(matrices: tuple[str, ...]) -> Iterator[str]:
         return name, *(cell(labels, key, *column) for column in columns)
 
     heads = " | ".join(f"{matrix}, f32" if k == 0 else "f64" for matrix, k in columns)
-    lines = [("cuSPARSE CSR", *["1.00"] * len(columns)), *(line(*of) for of in OF_FORMATS.items())]
+    lines = [("cuSPARSE CSR", *["1.00"] * len(columns)), *(line(*item) for item in OF_FORMATS.items())]
     return table(heads, [*lines, line("`hll`: share of copy bandwidth", OF_FORMATS["`hll`"], "share")])
 
 
@@ -177,21 +177,24 @@ def formats_on_a_cpu() -> Iterator[str]:
     names = {f"`{name}`": name for name in ("csr", "dia")}
     names |= {f"SciPy's {name}": f"SciPy {name} @ x" for name in ("coo", "dia", "bsr")} | {"JAX's BCSR": "JAX BCSR"}
     columns = [(matrix, dtype) for matrix in ("7-point 100³", "27-point × 3 dof 40³") for dtype in DTYPES]
-    cell = lambda method, m, d: f"{row_of('spmv_cpu', matrix=m, dtype=d, method=method)['ratio']:.2f}"  # noqa: E731
+
+    def cell(method: str, matrix: str, dtype: str) -> str:
+        return f"{row_of('spmv_cpu', matrix=matrix, dtype=dtype, method=method)['ratio']:.2f}"
+
     heads = "7-point 100³, f32 | f64 | 27-point × 3 dof 40³, f32 | f64"
-    return table(heads, ((name, *(cell(method, *of) for of in columns)) for name, method in names.items()))
+    return table(heads, ((name, *(cell(method, *column) for column in columns)) for name, method in names.items()))
 
 
 def columns() -> Iterator[str]:
     """The time of k columns in times of one, and their throughput as a multiple of one column's."""
     formats = {row["matrix"]: row["format"].partition(" ")[0] for row in rows_of("columns_h200")}
     for k in (8, 32):
-        of = {(r["matrix"], r["dtype"]): r["throughput"] for r in rows_of("columns_h200", columns=k)}
+        throughput = {(r["matrix"], r["dtype"]): r["throughput"] for r in rows_of("columns_h200", columns=k)}
         lines = (
             (
                 f"{matrix} in `{name}`",
-                *(f"{k / of[matrix, d]:.1f}" for d in DTYPES),
-                *(f"{of[matrix, d]:.2f}" for d in DTYPES),
+                *(f"{k / throughput[matrix, d]:.1f}" for d in DTYPES),
+                *(f"{throughput[matrix, d]:.2f}" for d in DTYPES),
             )
             for matrix, name in formats.items()
         )
@@ -255,7 +258,10 @@ def several_gpus() -> Iterator[str]:
 
 def stages() -> Iterator[str]:
     """Seconds of first calls and milliseconds of later ones, beside CuPy's."""
-    ms = lambda t: "" if math.isnan(t) else f"{t:,.0f}" if t > 30 else f"{t:.2g}"  # noqa: E731
+
+    def ms(t: float) -> str:
+        return "" if math.isnan(t) else f"{t:,.0f}" if t > 30 else f"{t:.2g}"
+
     rows = rows_of("device_h100")
     return table(
         "first call, s | later, ms | CuPy, ms",
@@ -263,22 +269,34 @@ def stages() -> Iterator[str]:
     )
 
 
-def algebra(what: str, key: str, *sides: str) -> Iterator[str]:
-    """Milliseconds of sums, products and assembly, `key` being "cpu" or "wall"; empty where a side was not measured."""
-    rows = [row for row in rows_of(what) if not row["case"].startswith("A @ x")]
+def algebra_times(what: str, key: str) -> dict[str, dict[str, float]]:
+    """Seconds of sums, products and assembly by case and side, `key` being "cpu" or "wall"."""
     names = {"eager": "pattern and values", "pattern": "pattern and values"}
-    of = {(row["case"], names.get(row["side"], row["side"])): row[key] for row in rows}
-    ms = lambda s: f"{1e3 * s:,.0f}" if s > 0.01 else f"{1e3 * s:.1f}"  # noqa: E731
-    cell = lambda *key: ms(of[key]) if key in of else ""  # noqa: E731
-    cases = dict.fromkeys(case for case, _ in of)
-    return table(" | ".join(sides), ((case, *(cell(case, side) for side in sides)) for case in cases))
+    found: dict[str, dict[str, float]] = {}
+    for row in rows_of(what):
+        if not row["case"].startswith("A @ x"):
+            found.setdefault(row["case"], {})[names.get(row["side"], row["side"])] = row[key]
+    return found
+
+
+def algebra(what: str, key: str, *sides: str) -> Iterator[str]:
+    """A table of `algebra_times` in milliseconds; empty where a side was not measured."""
+
+    def cell(times: dict[str, float], side: str) -> str:
+        return "" if side not in times else f"{1e3 * times[side]:,.{0 if times[side] > 0.01 else 1}f}"
+
+    rows = algebra_times(what, key).items()
+    return table(" | ".join(sides), ((case, *(cell(times, side) for side in sides)) for case, times in rows))
 
 
 def factors() -> Iterator[str]:
     """CPU milliseconds of solves by factors, and of a determinant and its gradient; empty where a side is absent."""
     sides = {"COLAMD": "COLAMD", "symmetric": "symmetric", "superlu": '"superlu"', "cholmod": '"cholmod"'}
     sides |= {"sparsax": "CHOLMOD alone", "klu": '"klu"'}
-    cell = lambda row, key: format(row[key], ",.3g" if row[key] < 100 else ",.0f") if key in row else ""  # noqa: E731
+
+    def cell(row: Row, key: str) -> str:
+        return format(row[key], ",.3g" if row[key] < 100 else ",.0f") if key in row else ""
+
     rows = rows_of("factors_cpu", section="solves")
     yield from table(" | ".join(sides.values()), ((row["problem"], *(cell(row, key) for key in sides)) for row in rows))
     yield ""
@@ -300,9 +318,9 @@ def starts() -> Iterator[str]:
 
 def multigrid() -> Iterator[str]:
     """CPU seconds of a set-up and of a solve, beside PyAMG's, where both were measured."""
-    of = {(row["case"], row["side"]): row for row in rows_of("multigrid_cpu")}
-    cases = [case for case, side in of if side == "PyAMG"]
-    rows = [of[case, "ours, warm"] | {f"PyAMG {k}": v for k, v in of[case, "PyAMG"].items()} for case in cases]
+    found = {(row["case"], row["side"]): row for row in rows_of("multigrid_cpu")}
+    cases = [case for case, side in found if side == "PyAMG"]
+    rows = [found[case, "ours, warm"] | {f"PyAMG {k}": v for k, v in found[case, "PyAMG"].items()} for case in cases]
     specs = {"setup_cpu": ".2f", "solve_cpu": ".2f", "iterations": ""}
     keys = {key: spec for ours, spec in specs.items() for key in (ours, f"PyAMG {ours}")}
     heads = "set-up, CPU s | PyAMG's | solve, CPU s | PyAMG's | iterations | PyAMG's"

@@ -84,12 +84,13 @@ def layout(A: jsf.SparseMatrix, ax: Any = None) -> Any:
     has_columns = not (isinstance(A, ByRule) and isinstance(A.column, Blocked | Diagonal))
     ax.plot(step, line, color=plot.FAINT, lw=0.6, alpha=0.8, zorder=3)
     for i, j, r, c, value, is_live, is_read in zip(line, step, row, col, values, live, read[shown], strict=True):
-        at, side = (j - 0.44, i - 0.44), 0.88
+        corner = (j - 0.44, i - 0.44)
+        side = 0.88
         if not is_live:
-            ax.add_patch(Rectangle(at, side, side, fc="none", ec=plot.FAINT, lw=0.5, hatch="////", alpha=0.6))
+            ax.add_patch(Rectangle(corner, side, side, fc="none", ec=plot.FAINT, lw=0.5, hatch="////", alpha=0.6))
             continue
         color = shades(0.35 + 0.6 * r / max(A.shape[0] - 1, 1))
-        ax.add_patch(Rectangle(at, side, side, fc=color, ec="none", alpha=0.9 if is_read else 0.3, zorder=2))
+        ax.add_patch(Rectangle(corner, side, side, fc=color, ec="none", alpha=0.9 if is_read else 0.3, zorder=2))
         dark = "#101010" if is_read else matplotlib.rcParams["text.color"]
         ink: dict[str, Any] = {"color": dark, "ha": "center", "zorder": 4}
         ax.text(j, i + (0.04 if has_columns else 0.15), f"{value:.3g}", fontsize=8, **ink)
