@@ -82,4 +82,5 @@ def csr_rule(shape: tuple[int, int], nnz: int, column: ColumnRule) -> Rule:
 
 def threads_for(nnz: int, n_rows: int) -> int:
     """The largest power of two up to 32 that is at most the mean row length."""
-    return max(t for t in THREADS if t <= max(nnz / max(n_rows, 1), 1) and (t == 1 or t * n_rows < building.MAX_LANES))
+    mean = max(nnz / max(n_rows, 1), 1)
+    return max([t for t in THREADS if t <= mean and (t == 1 or t * n_rows < building.MAX_LANES)])

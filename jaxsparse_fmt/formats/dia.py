@@ -277,13 +277,15 @@ def _mirrored_on_host(values, pattern, n_rows: int, below, above, distance) -> n
     parts = [a.reshape(-1, n_rows) for a in parts]
 
     def equal(b: int, a: int, d: int) -> bool:
-        return not any(in_some_piece(_differ, part[a, : n_rows - d], part[b, d:]) for part in parts)
+        return not in_some_piece(_differ, *[part[a, : n_rows - d] for part in parts], *[part[b, d:] for part in parts])
 
-    return np.array([equal(*which) for which in zip(below, above, distance, strict=True)])
+    return np.array([equal(*pair) for pair in zip(below, above, distance, strict=True)])
 
 
-def _differ(a: np.ndarray, b: np.ndarray) -> bool:
-    return not np.array_equal(a, b)
+def _differ(*arrays: np.ndarray) -> bool:
+    """Whether the first half of the arrays differs from the second."""
+    half = len(arrays) // 2
+    return not all(map(np.array_equal, arrays[:half], arrays[half:]))
 
 
 @functools.partial(jax.jit, static_argnums=2)
