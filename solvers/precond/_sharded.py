@@ -27,7 +27,7 @@ from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.distributed.build import assemble
 from jaxsparse_fmt.distributed.common_format import Request, in_one_format
 from jaxsparse_fmt.distributed.entries import users_unknowns
-from solvers.core.vectors import matmul
+from solvers.core.vectors import times
 from solvers.precond._cycles import Level
 
 # Rows up to which every device has a level whole, which in pieces would make six exchanges a cycle.
@@ -75,7 +75,7 @@ class Crossing(Operator):
 
         def product(parts: Any, v: Array) -> Array:
             part = jax.tree.map(lambda a: a[0], parts)
-            y = matmul(part, v) if isinstance(part, jax.Array) else part @ v
+            y = times(part, v)
             return lax.psum(y, over.axis) if self.down else y
 
         if over.is_manual:

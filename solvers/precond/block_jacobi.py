@@ -120,7 +120,7 @@ def block_jacobi(A: Any, block_size: int) -> "BlockJacobi | Schwarz":
 
 @functools.partial(jax.jit, static_argnums=1)
 def _diagonal_blocks(A: Any, b: int) -> Array:
-    """[n_blocks, b, b], in 32 bits at least; the identity where the last block reaches beyond the matrix."""
+    """[n_blocks, b, b], of at least 32 bits; the identity where the last block reaches beyond the matrix."""
     n = A.shape[0]
     n_blocks = -(-n // b)
     index = jnp.arange(n_blocks * b).reshape(n_blocks, b)
@@ -140,13 +140,13 @@ def _gathered(row: Array, col: Array, value: Array, live: Array, n_blocks: int, 
 
 
 def _filled(blocks: Array, is_row: Array) -> Array:
-    """The blocks in 32 bits at least, with the identity outside of the rows [n_blocks, b]."""
+    """The blocks, of at least 32 bits, with the identity outside of the rows [n_blocks, b]."""
     blocks = blocks.astype(jnp.result_type(blocks, jnp.float32))
     return blocks + jnp.eye(blocks.shape[1], dtype=blocks.dtype) * ~is_row[:, :, None]
 
 
 def _of_shards(A: Any, b: int) -> "Schwarz":
-    """The inverses of the blocks of every device's own rows and columns, on that device.
+    """The inverses of the blocks of every device's rows and columns, on that device.
 
     Blocks begin at multiples of b of the rows of all devices, so that those of one node stay together.
     """
@@ -158,8 +158,8 @@ def _of_shards(A: Any, b: int) -> "Schwarz":
     inverses, finite, skip = _inverses_of_shards(A, b)
     if not arguments.is_traced(finite) and not finite:
         raise ValueError("a diagonal block holds a NaN or an infinity")
-    own = BlockJacobi(inverses, over.size, skip if np.any(over.starts[:-1] % b) else None)
-    return Schwarz(own, Exchange(), A.domain, over, (block_jacobi, b))
+    local = BlockJacobi(inverses, over.size, skip if np.any(over.starts[:-1] % b) else None)
+    return Schwarz(local, Exchange(), A.domain, over, (block_jacobi, b))
 
 
 @functools.partial(jax.jit, static_argnums=1)

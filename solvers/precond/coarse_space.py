@@ -33,7 +33,7 @@ from solvers.core import arguments
 from solvers.core.diagonal import operand
 from solvers.core.operators import described
 from solvers.core.space import outside
-from solvers.core.vectors import dot, matmul, ratio
+from solvers.core.vectors import dot, matmul, ratio, times
 from solvers.precond import _checks as checks
 from solvers.precond._inverse import LARGEST, generalized_inverse
 from solvers.precond.jacobi import jacobi
@@ -78,7 +78,7 @@ class CoarseSpace(checks.Refreshed):
     @standard_promotion
     def __matmul__(self, r: Any) -> Array:
         r = operand(self, r, self.coarse, 2)
-        slow = _times(self.W, matmul(self.coarse, _times(self.R, self.order.enter(r))))
+        slow = times(self.W, matmul(self.coarse, times(self.R, self.order.enter(r))))
         return self.M @ r + self.order.leave(slow)
 
     def _entered(self, basis: Basis) -> Any:
@@ -130,9 +130,9 @@ def coarse_space(A: Any, W: Any, M: Any = None) -> CoarseSpace:
             "M=precond.coarse_space(matrix, W)"
         )
     n = checks.square(A, "coarse_space")
-    sparse, many = scipy.sparse.issparse(W) or hasattr(W, "to_scipy"), checks.is_sharded(A)
+    is_sparse, is_sharded = scipy.sparse.issparse(W) or hasattr(W, "to_scipy"), checks.is_sharded(A)
     given = W
-    W = W if sparse else owned(W)
+    W = W if is_sparse else owned(W)
     if len(W.shape) != 2 or W.shape[0] != n or not 1 <= W.shape[1] <= n:
         raise ValueError(f"W must hold one row an unknown, shape ({n}, m) with m from 1 to {n}; got {tuple(W.shape)}")
     if W.shape[1] > LARGEST:
@@ -140,11 +140,11 @@ def coarse_space(A: Any, W: Any, M: Any = None) -> CoarseSpace:
     kind, dtype = floating_dtype(W.dtype, "W"), jnp.result_type(A.dtype, jnp.float32)
     if kind.kind == "c" and not jnp.issubdtype(dtype, jnp.complexfloating):
         raise TypeError(f"W is complex and A is not; pass real columns, or A.astype({kind})")
-    if sparse:
+    if is_sparse:
         S = scipy.sparse.csr_array(W.to_scipy() if hasattr(W, "to_scipy") else W)
         with concrete():
             _check_columns(S.data, lambda: (S.conj().T @ S).toarray())
-        if not many:
+        if not is_sharded:
             W, R = (from_scipy(scipy.sparse.csr_array(matrix), dtype=dtype) for matrix in (S, S.conj().T))
     else:
         W = S = W.astype(dtype)
@@ -153,14 +153,14 @@ def coarse_space(A: Any, W: Any, M: Any = None) -> CoarseSpace:
             with concrete():
                 _check_columns(W, lambda: matmul(R, W))
     M = None if M is None else checks.storable(M, n, "M")
-    if many:
+    if is_sharded:
         from solvers.precond._sharded import crossings
 
         A._check_users_order("coarse space")
         A._agree(W=given, M=described(M))
         W, R = crossings(A, S, dtype)
     M = jacobi(A) if M is None else M
-    order = A.domain if many else IDENTITY
+    order = A.domain if is_sharded else IDENTITY
     return CoarseSpace(W, R, _coarse(A, W, R, M, order), M, order)
 
 
@@ -206,9 +206,9 @@ def subdomains(B: Any, parts: Any) -> Any:
     return W
 
 
-def _check_columns(numbers: Any, products: Any) -> None:
-    """Refuses the columns of W with these numbers, and these products [m, m] with one another."""
-    if not bool(jnp.all(jnp.isfinite(numbers))):
+def _check_columns(data: Any, products: Any) -> None:
+    """Refuses the columns of W with these entries, and these products [m, m] with one another."""
+    if not bool(jnp.all(jnp.isfinite(data))):
         raise ValueError("W has a NaN or an infinity among its entries")
     G: Any = np.asarray(products())
     size: Any = np.sqrt(np.abs(np.diag(G)))
@@ -222,10 +222,6 @@ def _check_columns(numbers: Any, products: Any) -> None:
         )
 
 
-def _times(W: Any, x: Array) -> Array:
-    return matmul(W, x) if isinstance(W, jax.Array) else W @ x
-
-
 @jax.jit
 def _coarse(A: Any, W: Any, R: Any, M: Any, order: Basis) -> Array:
     """θ·(Wᴴ·A·W)⁻¹, [m, m]; directions in which W·x, or A·W·x, is only rounding, have the inverse 0."""
@@ -237,7 +233,7 @@ def _coarse(A: Any, W: Any, R: Any, M: Any, order: Basis) -> Array:
     def block(start: Array) -> Array:
         columns = start + jnp.arange(TOGETHER)
         unit = (jnp.arange(m)[:, None] == columns).astype(dtype)
-        return _times(R, A @ _times(W, unit))
+        return times(R, A @ times(W, unit))
 
     E = lax.map(block, TOGETHER * jnp.arange(count))  # [count, m, TOGETHER]
     E = jnp.moveaxis(E, 0, 1).reshape(m, -1)[:, :m]
@@ -246,5 +242,5 @@ def _coarse(A: Any, W: Any, R: Any, M: Any, order: Basis) -> Array:
     theta = ratio(dot(z, A @ z), dot(z, v))
     diagonal = jnp.abs(A.diagonal()) if hasattr(A, "diagonal") else ratio(dot(v, A @ v), dot(v, v))
     squares = jnp.abs(R) ** 2 if isinstance(R, jax.Array) else R._each(lambda a: jnp.abs(a) ** 2)
-    behind = _times(squares, jnp.broadcast_to(diagonal, n).astype(E.real.dtype))
-    return (theta * generalized_inverse(E, behind)).astype(dtype)
+    summed = times(squares, jnp.broadcast_to(diagonal, n).astype(E.real.dtype))  # into the diagonal of E
+    return (theta * generalized_inverse(E, summed)).astype(dtype)

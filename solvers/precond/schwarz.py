@@ -27,6 +27,7 @@ from jaxsparse_fmt._tracing import standard_promotion
 from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.convert import from_scipy
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
+from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.core.triangular import Triangle
 from jaxsparse_fmt.distributed import entries
 from jaxsparse_fmt.distributed.common_format import Request, in_one_format
@@ -46,14 +47,14 @@ class Schwarz(checks.Refreshed):
     """The preconditioners of all blocks as one operator: `M @ r` for r of [n] or [n, k].
 
     Attributes:
-      own: arrays [devices, ...] of the preconditioners of the blocks.
+      local: arrays [devices, ...] of the preconditioners of the blocks.
       halo: the exchange of the overlap; without one it exchanges nothing.
       order: of the vectors, those of the sharded matrix.
       over: the pieces of the vectors.
       recipe: the maker and its options.
     """
 
-    own: Any
+    local: Any
     halo: Exchange
     order: Basis
     over: Any = dataclasses.field(metadata={"static": True})
@@ -67,7 +68,7 @@ class Schwarz(checks.Refreshed):
 
     @property
     def dtype(self) -> np.dtype:
-        return self.own.dtype
+        return self.local.dtype
 
     @property
     def T(self) -> Self:
@@ -76,13 +77,13 @@ class Schwarz(checks.Refreshed):
     @standard_promotion
     def __matmul__(self, r: Any) -> Array:
         r = as_vector(r, self, 1, f"M @ r with M of shape {self.shape} takes r")
-        return self.order.leave(self.over.each(self._piece, (self.own, self.halo), self.order.enter(r)))
+        return self.order.leave(self.over.each(self._piece, (self.local, self.halo), self.order.enter(r)))
 
     def _piece(self, given: tuple[Any, Exchange], r: Array) -> Array:
-        own, halo = given
+        local, halo = given
 
         def apply(r: Array) -> Array:
-            return (own @ jnp.concatenate([r, exchange(r, halo)]))[: r.shape[0]].astype(r.dtype)
+            return (local @ jnp.concatenate([r, exchange(r, halo)]))[: r.shape[0]].astype(r.dtype)
 
         r = r.astype(jnp.result_type(self.dtype, r.dtype))
         return jax.linear_transpose(apply, r)(r)[0] if self.is_transposed else apply(r)
@@ -147,25 +148,24 @@ def _blocks(A: Any, halo: Exchange) -> dict[int, Csr]:
     names = over.on_host(_names(A, halo))  # of what lies in the buffer; unused places repeat a name
 
     def slots(k: int) -> tuple[np.ndarray, np.ndarray]:
-        number = np.arange(starts[k], starts[k + 1])
         known, first = np.unique(names[k][0], return_index=True)
-        needed = np.isin(known, held[k].indices) & ~np.isin(known, number)
+        needed = np.isin(known, held[k].indices) & ((known < starts[k]) | (known >= starts[k + 1]))
         return known[needed], first[needed]
 
     halos = of_each(slots, held, mesh)
     beyond = fetched({k: known for k, (known, _) in halos.items()}, held, starts, mesh) if halo.width else None
 
     def block(k: int) -> Csr:
-        (known, slot), own = halos[k], held[k]
-        rows = own if beyond is None else scipy.sparse.vstack([own, beyond[k]], format="csr")
-        unknown = np.concatenate([np.arange(starts[k], starts[k + 1]), known])
-        place = np.concatenate([np.arange(own.shape[0]), size + slot])
-        order = np.argsort(unknown)
+        known, slot = halos[k]
+        rows = held[k] if beyond is None else scipy.sparse.vstack([held[k], beyond[k]], format="csr")
         rows = rows.tocoo()
-        found = np.searchsorted(unknown, rows.col, sorter=order).clip(max=max(len(unknown) - 1, 0))
-        here = unknown[order[found]] == rows.col if len(unknown) else np.zeros(0, bool)
-        row, col, data = place[rows.row[here]], place[order[found[here]]], rows.data[here]
-        empty = np.setdiff1d(np.arange(size + halo.width), place)
+        place_of_row = np.concatenate([np.arange(over.counts[k]), size + slot])
+        place_of = np.full(starts[-1], -1)  # each unknown
+        place_of[starts[k] : starts[k + 1]] = np.arange(over.counts[k])
+        place_of[known] = size + slot
+        inside = place_of[rows.col] >= 0
+        row, col, data = place_of_row[rows.row[inside]], place_of[rows.col[inside]], rows.data[inside]
+        empty = np.setdiff1d(np.arange(size + halo.width), place_of_row)
         data, row, col = (np.concatenate(a) for a in ((data, np.ones(empty.size)), (row, empty), (col, empty)))
         return scipy.sparse.csr_array((data, (row, col)), shape=2 * (size + halo.width,))
 
@@ -195,45 +195,48 @@ def _alike(made: dict[int, Any], request: Request) -> dict[int, Any]:
     Raises:
       ValueError: their structures differ.
     """
-    is_part = lambda a: isinstance(a, Triangle) or hasattr(a, "to_scipy")  # noqa: E731
-    parts = {k: jax.tree.flatten(M, is_leaf=is_part) for k, M in made.items()}
-    sizes = lambda a: a.shape if hasattr(a, "to_scipy") else (getattr(a, "width", 0), 0)  # noqa: E731
-    told = _told({k: (str(tree), [sizes(a) for a in of]) for k, (of, tree) in parts.items()}, request)
-    columns = []
-    for i, (most, across) in enumerate(np.max(told, axis=0).tolist()):
-        column = {k: of[i] for k, (of, _) in parts.items()}
-        if all(hasattr(a, "to_scipy") for a in column.values()):
-            held = {k: scipy.sparse.csr_array(a.to_scipy()) for k, a in column.items()}
-            for S in held.values():
-                S.resize(most, across)
-            column = in_one_format(held, most, request)[0]
-        elif most:
-            column = {k: dataclasses.replace(T, width=most) for k, T in column.items()}
-        columns.append(column)
-    made = {k: jax.tree.unflatten(tree, [of[k] for of in columns]) for k, (_, tree) in parts.items()}
-    leaves = {k: jax.tree.flatten(M) for k, M in made.items()}
-    shapes = _told({k: (str(tree), [np.shape(a) for a in of]) for k, (of, tree) in leaves.items()}, request)
-    longest = [tuple(np.max(of, axis=0).astype(int)) for of in zip(*shapes, strict=True)]
-    filled = {
-        k: [_padded(np.asarray(a), to) for a, to in zip(of, longest, strict=True)] for k, (of, _) in leaves.items()
+    flat = {k: jax.tree.flatten(M, is_leaf=lambda a: isinstance(a, (Triangle, SparseMatrix))) for k, M in made.items()}
+    sizes = _largest({k: (tree, [*map(_size, leaves)]) for k, (leaves, tree) in flat.items()}, request)
+    alike = []
+    for i, (n_rows, n_cols) in enumerate(sizes):
+        parts = {k: leaves[i] for k, (leaves, _) in flat.items()}
+        if all(isinstance(a, SparseMatrix) for a in parts.values()):
+            matrices = {k: scipy.sparse.csr_array(a.to_scipy()) for k, a in parts.items()}
+            for S in matrices.values():
+                S.resize(n_rows, n_cols)
+            parts = in_one_format(matrices, n_rows, request)[0]
+        elif n_rows:
+            parts = {k: dataclasses.replace(T, width=n_rows) for k, T in parts.items()}
+        alike.append(parts)
+    made = {k: jax.tree.unflatten(tree, [parts[k] for parts in alike]) for k, (_, tree) in flat.items()}
+    flat = {k: jax.tree.flatten(M) for k, M in made.items()}
+    shapes = _largest({k: (tree, [*map(np.shape, arrays)]) for k, (arrays, tree) in flat.items()}, request)
+    return {
+        k: jax.tree.unflatten(tree, [_padded(np.asarray(a), shape) for a, shape in zip(arrays, shapes, strict=True)])
+        for k, (arrays, tree) in flat.items()
     }
-    return {k: jax.tree.unflatten(tree, filled[k]) for k, (_, tree) in leaves.items()}
 
 
-def _told(of_each_block: dict[int, tuple[str, list[Any]]], request: Request) -> list[list[Any]]:
-    """The lists of all blocks. ValueError: the words before them differ."""
-    words, lists = zip(*everyones(lambda: of_each_block, request.mesh).values(), strict=True)
-    if len({*words}) > 1:
+def _size(part: Any) -> tuple[int, int]:
+    """Rows and columns of a matrix, the width of a `Triangle`; of other arrays nothing yet."""
+    return part.shape if isinstance(part, SparseMatrix) else (part.width if isinstance(part, Triangle) else 0, 0)
+
+
+def _largest(shapes_of: dict[int, tuple[Any, list[tuple[int, ...]]]], request: Request) -> list[tuple[int, ...]]:
+    """For each part the largest of its shapes in all blocks, by axis. ValueError: the blocks' trees differ."""
+    everywhere = everyones(lambda: {k: (str(tree), shapes) for k, (tree, shapes) in shapes_of.items()}, request.mesh)
+    trees, shapes = zip(*everywhere.values(), strict=True)
+    if len({*trees}) > 1:
         raise ValueError(
             "`local` made preconditioners of several structures, and all devices run one program; fix what it chooses "
             "by the matrix, as in functools.partial(precond.incomplete_cholesky, solve_sweeps=3), or cut into equal "
             "blocks, as multigrid needs, whose levels must be as many"
         )
-    return [*lists]
+    return [tuple(np.max(of_part, axis=0).astype(int).tolist()) for of_part in zip(*shapes, strict=True)]
 
 
 def _padded(a: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     if a.shape == shape:
         return a
-    behind = [(0, most - length) for most, length in zip(shape, a.shape, strict=True)]
-    return np.pad(a, behind, mode="edge" if a.dtype.kind == "i" and a.size else "constant")
+    after = [(0, most - length) for most, length in zip(shape, a.shape, strict=True)]
+    return np.pad(a, after, mode="edge" if a.dtype.kind == "i" and a.size else "constant")

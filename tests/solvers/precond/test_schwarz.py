@@ -168,7 +168,7 @@ def test_a_step_takes_one_exchange_and_no_device_has_a_whole_vector(name):
     found = facts(program.as_text())
     loops = [(of["all-to-all"] + of["collective-permute"], of["all-reduce"], of["all-gather"]) for of in found["loops"]]
     assert (1, reductions, 0) in loops
-    for leaf in jax.tree.leaves(M.own if name != "coarse_space" else (M.M.own, M.W, M.R)):
+    for leaf in jax.tree.leaves(M.local if name != "coarse_space" else (M.M.local, M.W, M.R)):
         assert max(shard.data.size for shard in leaf.addressable_shards) <= leaf.size // 8
     x = program(A, M, A.basis.placed(b)).x
     np.testing.assert_allclose(S @ np.asarray(x), b, atol=1e-8)
