@@ -87,6 +87,13 @@ def test_a_nonsymmetric_matrix_has_a_transpose_that_is_one():
     assert "dia" in repr(M.T)
 
 
+@pytest.mark.parametrize(("change", "symmetric"), [(1e-9, False), (1e-15, True)])
+def test_one_entry_that_differs_from_its_image_by_more_than_rounding_is_seen(change, symmetric):
+    S = CUBE.copy()
+    S.data[1] *= 1 + change
+    assert multigrid(S, max_coarse=50).symmetric == symmetric
+
+
 def test_the_levels_of_pyamg_are_taken_as_they_are():
     theirs = pyamg.ruge_stuben_solver(CUBE, max_coarse=20)
     M = multigrid_from(theirs)
