@@ -34,6 +34,7 @@ from solvers.host import COLAMD, MMD, THRESHOLD, Host
 
 SECONDS, CALLS = 0.2, 20  # of a measurement, at most, but for three calls
 LONG = 4e9  # multiplications, some 2 s
+KINDS = ("unsymmetric", "symmetric")
 LARGEST = 300_000  # entries of a file
 MODES: dict[str, tuple[str, dict[str, Any]]] = {
     "COLAMD": (COLAMD, {}),
@@ -64,7 +65,7 @@ def milliseconds(f: Callable[[float], Any]) -> float:
     return 1e3 * min(times)
 
 
-def of_direct(S: sp.csr_array, b: np.ndarray, **options: Any) -> float:
+def of_direct(S: sp.csr_array, b: Any, **options: Any) -> float:
     A = jsf.from_scipy(S, "csr")
     data = jnp.asarray(A.data)
     return milliseconds(jax.jit(lambda s: direct(A.with_data(s * data), b, **options).x))
@@ -86,7 +87,7 @@ def of_scipy(S: sp.csc_array, host: Host, b: np.ndarray, mode: str) -> float:
 def against_scipy(name: str, S: sp.csr_array) -> Row:
     column = S.tocsc()
     host, b = Host(column), np.ones(S.shape[0])
-    row: Row = {"problem": name, "n": S.shape[0], "symmetric A": str(host.symmetric)}
+    row: Row = {"problem": name, "n": S.shape[0], "A": KINDS[host.symmetric]}
     row |= {mode: of_scipy(column, host, b, mode) for mode in MODES}
     row["superlu"] = of_direct(S, b, backend="superlu")
     best = min((row[mode] for mode in MODES if not math.isnan(row[mode])), default=math.nan)
@@ -108,7 +109,7 @@ def solves(small: bool, compared: list[Row]) -> Iterator[Row]:
     has_sparsax = importlib.util.find_spec("sparsax") is not None
     for name, S in gallery(10 if small else 30).items():
         row, b = against_scipy(name, S), np.ones(S.shape[0])
-        if has_sparsax and row["symmetric A"] == "True":
+        if has_sparsax and row["A"] == KINDS[True]:
             import sparsax  # pyright: ignore[reportMissingImports]
 
             A, data = jsf.from_scipy(S, "csr"), jnp.asarray(S.data)
@@ -139,10 +140,10 @@ def files(small: bool, compared: list[Row]) -> Iterator[Row]:
 
 
 def ratios(compared: list[Row]) -> Iterator[Row]:
-    for symmetric in ("True", "False"):
-        found = np.array([row["ratio"] for row in compared if row["symmetric A"] == symmetric])
+    for kind in KINDS:
+        found = np.array([row["ratio"] for row in compared if row["A"] == kind])
         if len(found):
-            row: Row = {"symmetric A": symmetric, "matrices": len(found), "at most 1.15": int(np.sum(found <= 1.15))}
+            row: Row = {"A": kind, "matrices": len(found), "at most 1.15": int(np.sum(found <= 1.15))}
             yield row | {"median": float(np.median(found)), "largest": float(np.max(found))}
 
 
