@@ -4,7 +4,7 @@
 
 Milliseconds, the least of several calls of one jitted function, each with values that it has not seen; of the processor
 on a CPU. "COLAMD" and "symmetric" are SciPy's `splu` with a solve, in its default mode and with MMD of A + Aᵀ,
-SymmetricMode and a threshold of 0.001; empty where the entries are predicted to take seconds, or x has a backward
+SymmetricMode and a threshold of 0.001; empty where the entries are predicted to take over 20 s, or x has a backward
 error above 1e-10. "sparsax" calls CHOLMOD alone, and "spineax" cuDSS. A gradient is that of `logdet` by all entries.
 "ratio" is that of `direct` to the better mode, or to the library alone. JAXSPARSE_MATRICES and JAXSPARSE_CASES name
 folders of files to read. On a GPU it measures cuDSS, and SuperLU where that takes less than a second.
@@ -33,7 +33,7 @@ from solvers import direct, logdet
 from solvers.host import COLAMD, MMD, THRESHOLD, Host
 
 SECONDS, CALLS = 0.2, 20  # of a measurement, at most, but for three calls
-LONG = 4e9  # multiplications, some 2 s
+LONG = 4e10  # multiplications, some 20 s
 KINDS = ("unsymmetric", "symmetric")
 LARGEST = 300_000  # entries of a file
 MODES: dict[str, tuple[str, dict[str, Any]]] = {

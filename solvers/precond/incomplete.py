@@ -126,7 +126,9 @@ class Incomplete(factors.Inverse):
             )
         if S is None or arguments.is_traced(self, A):
             return _traced(self, A.data)
-        return _with(self, *jax.device_put(_renewed(self, self.ptr, self.col, S.data, self.first_shift)))
+        return _with(
+            self, *jax.device_put(_renewed(self.recipe, self.dtype, self.ptr, self.col, S.data, self.first_shift))
+        )
 
 
 @arguments.door
@@ -216,14 +218,10 @@ def _incomplete(A: Any, maker: str, sweeps: int | None, shift: float) -> Incompl
             alpha, sweeps = np.zeros((), first.dtype), choice[0][0]
         else:
             N, V, pivots, alpha, sweeps = _factored(maker, choice, dtype, ptr, col, S.data, first)
-        made = [_triangle(T, T is V, sweeps) for T in (N, V)]
+        made = [Triangle.of(T, T is V) if sweeps is None else Swept(from_scipy(T), sweeps) for T in (N, V)]
         found, alpha, ptr, col = jax.device_put((factors.Factors(pivots, *made), alpha, ptr, col))
     M = Incomplete(None, found, (maker, sweeps), alpha, ptr, col, first)
     return _traced(M, A.data) if traced else M
-
-
-def _triangle(N: Any, upper: bool, sweeps: int | None) -> Any:
-    return Triangle.of(N, upper) if sweeps is None else Swept(from_scipy(N), sweeps)
 
 
 def _pattern(A: Any, maker: str) -> Any:
@@ -244,26 +242,35 @@ def _with(M: Incomplete, N: Array, V: Array, pivots: Array, shift: Array) -> Inc
     return dataclasses.replace(M, factors=factors.Factors(pivots, lower, upper), shift=shift)
 
 
-def _renewed(M: Incomplete, *given: Any) -> tuple[Any, ...]:
+def _renewed(recipe: factors.Recipe, dtype: Any, *given: Any) -> tuple[Any, ...]:
     """The arrays for `_with`, from pattern and values of A and the first α."""
-    N, V, pivots, shift, _ = _factored(M.recipe[0], ((M.recipe[1], HALF),), M.dtype, *given)
+    maker, sweeps = recipe
+    N, V, pivots, shift, _ = _factored(maker, ((sweeps, HALF),), dtype, *given)
     return N.data, V.data, pivots, shift
 
 
-def _traced(M: Incomplete, data: Array) -> Incomplete:
-    """M made from traced values of A, by a call of the host; a fault makes them NaN."""
-    triangles = M.factors.lower, M.factors.upper
-    values = [T.N.data if isinstance(T, Swept) else T.values for T in triangles]
-    shapes = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (*values, M.factors.inverse_pivots, M.shift))
+@dataclasses.dataclass(frozen=True)
+class Renewed:
+    """What a program calls, as `_renewed`; NaN after a fault. Equal ones share a program."""
 
-    def host(*given: Any) -> Any:
+    recipe: factors.Recipe
+    dtype: np.dtype
+    shapes: tuple[jax.ShapeDtypeStruct, ...]
+
+    def __call__(self, *given: Any) -> tuple[Any, ...]:
         try:
-            return _renewed(M, *given)
+            return _renewed(self.recipe, self.dtype, *given)
         except ValueError:
-            return tuple(np.full(shape.shape, np.nan, shape.dtype) for shape in shapes)
+            return tuple(np.full(like.shape, np.nan, like.dtype) for like in self.shapes)
 
+
+def _traced(M: Incomplete, data: Array) -> Incomplete:
+    """M made from traced values of A, by a call of the host."""
+    values = [T.N.data if isinstance(T, Swept) else T.values for T in (M.factors.lower, M.factors.upper)]
+    shapes = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (*values, M.factors.inverse_pivots, M.shift))
     given = M.ptr, M.col, *lax.stop_gradient((data, M.first_shift))
-    return _with(M, *jax.pure_callback(host, shapes, *given, vmap_method="sequential"))
+    found = jax.pure_callback(Renewed(M.recipe, M.dtype, shapes), shapes, *given, vmap_method="sequential")
+    return _with(M, *found)
 
 
 # -------------------------------------------------------------------------------------------------------- on the host
@@ -388,11 +395,7 @@ def _check_values(row: Any, col: Any, data: Any, n: int, maker: str) -> None:
     diagonal = np.zeros(n, data.dtype)
     diagonal[row[on_diagonal]] = data[on_diagonal]
     bad = np.flatnonzero(diagonal.real <= 0 if hermitian else diagonal == 0)
-    if bad.size and hermitian:
-        raise ValueError(
-            f"A is not positive definite: its diagonal is {diagonal[bad[0]]:g} in row {bad[0]}; use incomplete_lu"
-        )
     if bad.size:
-        raise ValueError(
-            f"A has a zero on its diagonal in row {bad[0]}; take precond.ilu(A), which pivots, or block_jacobi"
-        )
+        what = f"A is not positive definite: its diagonal is {diagonal[bad[0]]:g} in row {bad[0]}; use incomplete_lu"
+        zero = f"A has a zero on its diagonal in row {bad[0]}; take precond.ilu(A), which pivots, or block_jacobi"
+        raise ValueError(what if hermitian else zero)
