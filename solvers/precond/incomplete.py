@@ -37,10 +37,9 @@ GROWTH = 1e3  # of a random vector in a triangular solve, at most
 FAR = 1.0  # an α beyond which A + α·diag(A) has little of A
 CHOLESKY, LU = "incomplete_cholesky", "incomplete_lu"
 Choice = tuple[tuple[int | None, float], ...]
-# How to solve with the triangles, in the order of trial: a number of sweeps, if they leave at most a part of an error;
-# None: exactly, and the part is not read. Cholesky's M is positive definite after any number of sweeps; M
-# of a nonsymmetric matrix may have little of its factors before the errors are small. A sweep takes a GPU 8 µs, and
-# each of hundreds of levels 4 µs.
+# Sweeps to try in turn, with the part of an error that they may leave; None: exact solves, without a part. Cholesky's M
+# is positive definite after any number of sweeps; M of a nonsymmetric matrix may have little of its factors before the
+# errors are small. A sweep takes a GPU 8 µs, and each of hundreds of levels 4 µs.
 HALF, LITTLE = 0.5, 0.05
 EXACTLY, TRACED = ((None, 0.0),), ((3, HALF),)
 BY_SWEEPS = {
@@ -218,7 +217,7 @@ def _incomplete(A: Any, maker: str, sweeps: int | None, shift: float) -> Incompl
             alpha, sweeps = np.zeros((), first.dtype), choice[0][0]
         else:
             N, V, pivots, alpha, sweeps = _factored(maker, choice, dtype, ptr, col, S.data, first)
-        made = [Triangle.of(T, T is V) if sweeps is None else Swept(from_scipy(T), sweeps) for T in (N, V)]
+        made: Any = [Triangle.of(T, T is V) if sweeps is None else Swept(from_scipy(T), sweeps) for T in (N, V)]
         found, alpha, ptr, col = jax.device_put((factors.Factors(pivots, *made), alpha, ptr, col))
     M = Incomplete(None, found, (maker, sweeps), alpha, ptr, col, first)
     return _traced(M, A.data) if traced else M
