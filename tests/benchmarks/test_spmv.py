@@ -7,18 +7,11 @@ import pytest
 from benchmarks.__main__ import main
 
 
-@pytest.fixture(scope="module")
-def written(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("suite")
-    path = folder / "out.json"
-    of = ["--cases", "14", "23", "--dtypes", "float32", "--workers", "2"]
-    assert main(["spmv", "--small", *of, "--json", str(path)]) == 0
-    return path
-
-
 @pytest.mark.deep
-def test_a_run_writes_figures_and_a_table(written):
-    path = written
+def test_a_run_writes_figures_and_a_table(tmp_path):
+    path = tmp_path / "out.json"
+    options = ["--cases", "14", "23", "--dtypes", "float32", "--workers", "2"]
+    assert main(["spmv", "--small", *options, "--json", str(path)]) == 0
     content = json.loads(path.read_text())
     assert [r["matrix"] for r in content["rows"]] == ["7-point, small", "like lung2"]
     for row in content["rows"]:
