@@ -34,9 +34,6 @@ class ScipyNames(Operator):
     ndim: ClassVar[int] = 2
     __array_ufunc__ = None  # NumPy then leaves x @ A to `__rmatmul__`
 
-    T: Any
-    dtype: Any
-    shape: Any
     nnz: Any
     matvec: Any
     _transposed: Any
