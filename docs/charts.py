@@ -19,8 +19,11 @@ from docs import figures  # noqa: E402
 STATIC = ROOT / "docs/static"
 WIDTH, BAR, GAP, LINE = 480, 13, 9, 18  # pixels; a line of text is 14 pixels high
 LOOKS = {
-    "light": {"ink": "#303030", "faint": "#8A8A8A", "bars": ("#0072B2", "#E69F00", "#009E73")},
-    "dark": {"ink": "#E0E0E0", "faint": "#808080", "bars": ("#56B4E9", "#E69F00", "#2BC194")},
+    "light": {
+        **{"ink": "#303030", "faint": "#8A8A8A"},
+        "bars": ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#8A8A8A"),
+    },
+    "dark": {"ink": "#E0E0E0", "faint": "#808080", "bars": ("#56B4E9", "#E69F00", "#2BC194", "#E39CC4", "#A0A0A0")},
 }
 
 
@@ -66,6 +69,8 @@ def _panel(panel: Panel, top: float, look: dict) -> tuple[list[str], float]:
         top += LINE
         left = 0.0
         for name, color in zip(panel.series, look["bars"], strict=False):
+            if left + 17 + 7.6 * len(name) > WIDTH:
+                left, top = 0.0, top + LINE
             shapes.append(_box(left, top - 11, 12, 12, color))
             shapes.append(_text(left + 17, top, name, look["ink"]))
             left += 32 + 7.6 * len(name)
@@ -224,6 +229,17 @@ def solves(what: str, unit: str = "s") -> Panel:
     return Panel(title, names, groups, seconds, log=True)
 
 
+def ways(problem: str, what: str) -> Panel:
+    """Each way to solve a problem, by its size."""
+    rows = [row for row in figures.rows_of("solve_sizes_cpu", problem=problem) if "minres" not in row["way"]]
+    times = {(row["n"], row["way"]): row["seconds"] for row in rows}
+    names = list(dict.fromkeys(row["way"] for row in rows))
+    sizes = dict.fromkeys(row["n"] for row in rows)
+    groups = [(f"{n:,} unknowns", [times.get((n, way)) for way in names]) for n in sizes]
+    title = f"{what}: CPU time by unknowns, set-up included, {device('solve_sizes_cpu')} (log scale)"
+    return Panel(title, names, groups, seconds, log=True)
+
+
 CHARTS: dict[str, tuple[str, Callable[[], Iterable[Panel]]]] = {
     "products": ("speed of products by kind of matrix, against cuSPARSE and SciPy", lambda: [on_gpu(), on_cpu()]),
     "solve": (
@@ -238,6 +254,13 @@ CHARTS: dict[str, tuple[str, Callable[[], Iterable[Panel]]]] = {
     "several_gpus": ("what several GPUs keep of the speed of one", lambda: [several_gpus()]),
     "algebra": ("times of sums, products and assembly, and SciPy's", lambda: [algebra()]),
     "multigrid": ("times of multigrid, and PyAMG's", lambda: [multigrid()]),
+    "ways": (
+        "times of each way to solve a system, and of solve, by the number of unknowns",
+        lambda: [
+            ways("poisson 3D", "Diffusion in a cube"),
+            ways("convection 3D", "Convection and diffusion in a cube"),
+        ],
+    ),
     "first_calls": ("times of first calls, and those of jax.scipy and lineax", lambda: [first_calls()]),
 }
 OF_README = ("products", "solve")

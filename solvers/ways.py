@@ -264,13 +264,13 @@ def first_success(
             status = getattr(refusal, "status", None)
             tried.append(f"{trial}: refused, {status or str(refusal).partition(';')[0]}")
             if status is Status.SINGULAR and way.M == "factors":
-                is_singular, queue, stages = True, [], [stage for stage in stages if stage is AT_LAST]
+                is_singular, queue, stages = True, [], stages[-1:]
             continue
         if not facts.tries:
             return _telling(sol, way.name, *tried, str(trial))
         code = np.asarray(sol.code)  # on the host: `success` would take 30 µs
         status, steps = Status(int(np.max(code))), int(np.max(np.asarray(sol.n_iterations)))
-        is_left = status is Status.MAXITER and 0 < steps < (_most(trial, facts, rest) or np.inf)
+        is_left = status is Status.MAXITER and 0 < steps < (_most(trial, facts, rest) or 0)
         tried.append(f"{trial}: {f'left after {steps} steps' if is_left else status}")
         sol = _telling(sol, way.name, *tried)
         if np.all((code == Status.CONVERGED) | (code == Status.ROUNDED) | (code == Status.LEAST_SQUARES)):
@@ -292,7 +292,7 @@ def first_success(
         if way.name == "minres with |jacobi|" and status is Status.BREAKDOWN:  # by what A takes to 0, as it seems
             queue.append(estimate(SHORTEST, facts))
         if status is Status.SINGULAR:
-            is_singular, queue, stages = True, [], [stage for stage in stages if stage is AT_LAST]
+            is_singular, queue, stages = True, [], stages[-1:]
     if best is None:
         if not is_singular:
             raise refusal
@@ -311,13 +311,13 @@ def made(trial: Trial, facts: Facts) -> Any:
     name, A = trial.way.M, facts.A
     if name is None:
         return None
-    if trial.set_up > LONGEST:
-        text = f"solve: {trial}; if that is too long, interrupt it, and give a preconditioner M or name a method"
-        warnings.warn(text, RuntimeWarning, stacklevel=2)
+    is_refused = name == "factors" and facts.n > SMALL and trial.set_up > HOURS
+    if trial.set_up > LONGEST and facts.tries:
+        what = "is left out: call direct(A, b)" if is_refused else "begins: interrupt it if that is too long,"
+        warnings.warn(f"solve: {trial} {what} or give a preconditioner M", RuntimeWarning, stacklevel=2)
+    if is_refused:
+        raise ValueError(f"the factors may take {trial.set_up / 3600:.1g} hours; direct(A, b) tries all the same")
     if name == "factors":
-        if facts.n > SMALL and trial.set_up > HOURS:
-            text = f"the factors may take {trial.set_up / 3600:.1g} hours"
-            raise ValueError(f"{text}; direct(A, b) tries all the same")
         return prepared(A, facts.tries)
     with concrete() if facts.is_known else contextlib.nullcontext(), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # of a multigrid cycle that diverges: the trial shows it

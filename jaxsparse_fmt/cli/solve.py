@@ -135,11 +135,13 @@ def _right_hand_side(args: argparse.Namespace, S: scipy.sparse.csr_array, progre
     return _vector(args.rhs, S.shape[0], f"{args.file} has", "rows", progress)
 
 
-def _vector(path: str, size: int, whose: str, of: str, progress: Progress) -> np.ndarray:
+def _vector(path: str, size: int, whose: str, sides: str, progress: Progress) -> np.ndarray:
     with progress.stage("read", path), arguments.blaming(path):
         v = files.read_vector(path)
     if v.size != size:
-        raise arguments.BadInput(f"{path}: holds {v.size:,} numbers, but {whose} {size:,} {of}; it needs one for each")
+        raise arguments.BadInput(
+            f"{path}: holds {v.size:,} numbers, but {whose} {size:,} {sides}; it needs one for each"
+        )
     return v
 
 
@@ -177,11 +179,11 @@ def _asked(args: argparse.Namespace) -> str:
 def _answer_rows(
     args: argparse.Namespace, S: scipy.sparse.csr_array, b: np.ndarray, x: np.ndarray, sol: solvers.Solution
 ) -> list[tuple[str, str]]:
-    norm, b_norm = float(sol.residual_norm), float(np.linalg.norm(b)) or 1.0
-    wide = np.result_type(S, b)
+    norm, b_norm, wide = float(sol.residual_norm), float(np.linalg.norm(b)) or 1.0, np.result_type(S, b)
+    tried = sol.tried if args.verbose or not sol.success else ()
     rows = [
         ("method", _method(args, sol)),
-        *(("  tried" if i == 0 else "", line) for i, line in enumerate(sol.tried if args.verbose else ())),
+        *(("  tried" if i == 0 else "", line) for i, line in enumerate(tried)),
         ("b", args.rhs or "A·1, since no --rhs was given"),
         ("iterations", f"{sol.iterations:,}"),
         ("true residual", f"{norm:.3e}; {norm / b_norm:.2e} of ‖b‖, where {_asked(args)} was asked"),

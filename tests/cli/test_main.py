@@ -58,6 +58,10 @@ def test_by_default_it_takes_what_suits_the_matrix_and_says_so(tmp_path, capsys)
     assert fact(out, "method") == "direct" and fact(out, "tried").startswith("direct (")
     assert main.main(["solve", written(tmp_path / "A.mtx", S)]) == 0
     assert "tried" not in capsys.readouterr().out
+    singular = scipy.sparse.csr_array(np.triu(np.ones((9, 9)), 1))  # a failure lists what was tried by itself
+    np.savetxt(tmp_path / "b.txt", np.ones(9))
+    assert main.main(["solve", written(tmp_path / "B.mtx", singular), "--rhs", str(tmp_path / "b.txt")]) == 1
+    assert fact(capsys.readouterr().out, "tried").startswith("direct (")
     assert main.main(["solve", written(tmp_path / "A.mtx", S), "--precond", "ilu"]) == 0
     assert fact(capsys.readouterr().out, "method").endswith(" with ilu")
     assert main.main(["solve", written(tmp_path / "A.mtx", S), "--method", "gmres", "--precond", "auto"]) == 0
