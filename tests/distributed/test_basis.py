@@ -1,7 +1,5 @@
 """Vectors stay in pieces: entering, leaving, products, solves and derivatives in the user's order."""
 
-import re
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +10,7 @@ from jax.sharding import PartitionSpec
 import jaxsparse_fmt as jsf
 from solvers import cg
 from tests.distributed.problems import MESH
+from tests.distributed.programs import facts
 
 S = sp.csr_array(jsf.gallery.poisson(32, dim=2))  # 1024 unknowns, 128 a device
 N = S.shape[0]
@@ -50,12 +49,6 @@ def test_a_users_vectors_lie_in_blocks_and_keep_their_order(order):
     np.testing.assert_array_equal(A.basis.leave(A.basis.enter(unknowns)), unknowns)
 
 
-def longest(f, *args):
-    """The most numbers of any array with one axis in the compiled program."""
-    text = f.lower(*args).compile().as_text()
-    return max(int(n) for n in re.findall(r"\b[a-z]\w*\[(\d+)\]", text))
-
-
 @pytest.mark.parametrize("f", [product, pytest.param(solved, marks=pytest.mark.deep)])
 def test_no_device_holds_a_vector_of_all_unknowns(f):
     A = jsf.shard(S, MESH, format="dia")
@@ -63,7 +56,9 @@ def test_no_device_holds_a_vector_of_all_unknowns(f):
     args = (A, b) if f is product else (A, A.data, b)
     stored = max(block.values.shape[1] for block in A.shards.blocks)
     entries = 2 * -(-A.nnz // 8)  # a block of entries, and a run that goes to another device
-    assert longest(f, *args) <= max(stored, 4 * N // 8, 0 if f is product else entries + 8)
+    assert facts(f.lower(*args).compile().as_text())["longest"] <= max(
+        stored, 4 * N // 8, 0 if f is product else entries + 8
+    )
 
 
 def test_a_device_receives_no_more_than_a_few_blocks_where_every_other_has_unknowns_for_it():

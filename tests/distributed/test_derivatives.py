@@ -16,7 +16,7 @@ from tests.marks import deep, few
 S = jsf.gallery.poisson((40,)).tocsr()
 ROW, COL = S.tocoo().coords
 B = np.cos(np.arange(40))
-MOVED = np.sin(np.arange(S.nnz)), np.cos(3 * np.arange(40))  # tangents of the entries and of b
+TANGENTS = np.sin(np.arange(S.nnz)), np.cos(3 * np.arange(40))  # of the entries and of b
 AUTO = [name for name, of in FORMATS.items() if of._footprints.__func__ is not SparseMatrix._footprints.__func__]
 
 
@@ -32,12 +32,15 @@ def derivatives(x_of, order):
 
     def found(data, b):
         x, back = jax.vjp(x_of, data, b)
-        first = x, back(jnp.cos(x)), jax.jvp(x_of, (data, b), MOVED)[1]
+        first = x, back(jnp.cos(x)), jax.jvp(x_of, (data, b), TANGENTS)[1]
         if order == 1:
             return first
         gradient = jax.grad(loss, (0, 1))
-        along = lambda *given: sum(map(jnp.vdot, gradient(*given), MOVED))  # noqa: E731
-        return jax.jvp(gradient, (data, b), MOVED)[1], jax.grad(along, (0, 1))(data, b)
+
+        def along(*given):
+            return sum(map(jnp.vdot, gradient(*given), TANGENTS))
+
+        return jax.jvp(gradient, (data, b), TANGENTS)[1], jax.grad(along, (0, 1))(data, b)
 
     return found
 

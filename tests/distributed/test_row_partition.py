@@ -13,10 +13,10 @@ def test_no_cut_by_entries_could_move_a_row_and_come_closer():
     S = irregular(200)
     starts, _ = row_partition.partition(S, 7)
     goal = S.nnz * np.arange(8) / 7
-    at = S.indptr[starts]
-    for moved in (-1, 1):
-        near = S.indptr[np.clip(starts + moved, 0, 200)]
-        assert np.all(np.abs(at - goal) <= np.abs(near - goal))
+    before = S.indptr[starts]
+    for step in (-1, 1):
+        other = S.indptr[np.clip(starts + step, 0, 200)]
+        assert np.all(np.abs(before - goal) <= np.abs(other - goal))
 
 
 def test_empty_rows_are_shared_out_evenly():
@@ -50,8 +50,9 @@ def test_boxes_are_cut_where_the_fewest_neighbours_part(shape, parts, along):
 
 def test_boxes_of_a_grid_have_a_smaller_halo_than_strips():
     S = sp.csr_array(jsf.gallery.poisson((24, 24)))
-    halo = lambda by: jsf.shard(S, MESH, format="csr", by=by).record.imbalance.halo.max()  # noqa: E731
-    assert halo(jsf.boxes((24, 24), 8)) == 6 + 12 + 12 and halo("rows") == 48  # 2 × 4 boxes of 12 × 6 points
+    by_boxes, by_rows = (jsf.shard(S, MESH, format="csr", by=by) for by in (jsf.boxes((24, 24), 8), "rows"))
+    assert by_boxes.record.imbalance.halo.max() == 6 + 12 + 12  # 2 × 4 boxes of 12 × 6 points
+    assert by_rows.record.imbalance.halo.max() == 48
 
 
 def test_boxes_that_do_not_fit_the_grid_are_refused_and_one_axis_may_be_a_number():

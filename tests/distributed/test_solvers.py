@@ -58,23 +58,6 @@ def test_a_step_takes_an_exchange_a_product_and_as_few_reductions_as_its_form_ha
     check(program(B, b), S, b)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def gradient(solver, data, A, b):
-    return jax.grad(lambda data, b: jnp.sum(solver(A.with_data(data), b, rtol=1e-12).x ** 2), argnums=(0, 1))(data, b)
-
-
-def test_gradients_of_a_solve_are_those_of_dense_algebra():
-    """Of a matrix that is not symmetric, since then one more solve is with the transposed."""
-    case = next(c for c in CASES if c.name == "bicgstab")
-    S, b = case.system()
-    by_data, by_b = gradient(case.solver, S.data, on_mesh(S), b)
-    x = np.linalg.solve(S.toarray(), b)
-    y = np.linalg.solve(S.toarray().T, 2 * x)
-    row, col = S.tocoo().coords
-    np.testing.assert_allclose(by_b, y, rtol=0, atol=1e-8 * np.abs(y).max())
-    np.testing.assert_allclose(by_data, -y[row] * x[col], rtol=0, atol=1e-8 * np.abs(y[row] * x[col]).max())
-
-
 @pytest.mark.deep
 def test_a_polynomial_of_the_sharded_matrix_stays_in_its_basis_and_saves_steps():
     """Its steps take the matrix's one exchange each, and nothing travels to change the order."""
