@@ -66,17 +66,17 @@ def stencil(extents: tuple[int, int, int], points: int, scaled: bool = True) -> 
 
     def piece(start: int, stop: int) -> scipy.sparse.csr_array:
         row, low = np.arange(start, stop, dtype=index), max(start - reach, 0)
-        of = scale(np.arange(low, min(stop + reach, n)), float)
-        at = [row // stride % extent for stride, extent in zip(strides.astype(index), extents, strict=True)]
+        scales = scale(np.arange(low, min(stop + reach, n)), float)
+        point = [row // stride % extent for stride, extent in zip(strides.astype(index), extents, strict=True)]
         # For each axis and step along it, -1, 0 and 1, whether there is a neighbour.
-        there = [(x > 0, True, x < extent - 1) for x, extent in zip(at, extents, strict=True)]
+        there = [(x > 0, True, x < extent - 1) for x, extent in zip(point, extents, strict=True)]
         inside = np.empty((len(row), points), bool)
         for k, offset in enumerate(offsets):
             inside[:, k] = functools.reduce(np.logical_and, (there[axis][step + 1] for axis, step in enumerate(offset)))
         lengths = inside.sum(axis=1)
         col = (row[:, None] + (offsets @ strides).astype(index))[inside]
-        own = np.repeat(row, lengths)
-        data = np.where(col == own, points - 1.0, -1.0) * of[own - low] * of[col - low]
+        row_of = np.repeat(row, lengths)
+        data = np.where(col == row_of, points - 1.0, -1.0) * scales[row_of - low] * scales[col - low]
         row_ptr = np.zeros(len(row) + 1, index if len(col) < 2**31 else np.int64)
         np.cumsum(lengths, out=row_ptr[1:])
         csr = scipy.sparse.csr_array((data, col, row_ptr), shape=(stop - start, n))
@@ -118,7 +118,7 @@ def _format(A: Any) -> str:
 
 
 class Bench:
-    """Times steps on some numbers of devices, of problems whose names start with one of `problems`."""
+    """Times steps on each count of devices, of problems whose names start with one of `problems`."""
 
     def __init__(self, counts: list[int], modes: list[str], small: bool, problems: Sequence[str] = ("",)):
         self.counts, self.modes, self.small, self.problems = counts, modes, small, tuple(problems)
@@ -254,7 +254,7 @@ def of_process(process: int, processes: int, port: int, edge: int) -> None:
     jax.config.update("jax_enable_x64", True)
     if processes > 1:
         jax.distributed.initialize(f"127.0.0.1:{port}", processes, process)
-    A = on(stencil((edge,) * 3, 7, scaled=False), jax.devices(), "overlap")
+    A = on(stencil((edge, edge, edge), 7, scaled=False), jax.devices(), "overlap")
     given = np.ones(A.shape[0])
     b = A.basis.placed(given)
     M = precond.block_jacobi(A, 8)
@@ -272,7 +272,7 @@ def of_process(process: int, processes: int, port: int, edge: int) -> None:
 
 @jax.jit
 def _multiplied(A: Any, x: jax.Array, times: int) -> jax.Array:
-    """x after so many products, each in the user's order."""
+    """x after `times` products, each in the user's order."""
     return jax.lax.fori_loop(0, times, lambda _, x: 0.1 * (A @ x), x)
 
 

@@ -201,20 +201,20 @@ def assemble(
     made_routes = []
     if users is not None:
         bases = zip((over_columns, over_entries), users, strict=True)
-        made_routes = [routes(over, {k: numbers[k] for k in cut}) for over, numbers in bases]
+        made_routes = [routes(over, {k: order[k] for k in cut}) for over, order in bases]
     blocks = {k: tuple(matrices[k] for matrices, _ in made) for k in cut}
     index, beyond = index_dtype(int(counts.max()) + 1), over_rows.size + np.arange(n_rows[1])
 
     def arrays(k: int) -> tuple[Any, ...]:
         rows = cut[k]
         boundary: Any = None
-        numbers: Any = None
+        entry_index: Any = None
         if plan.width:
-            after = blocks[k][-1].nnz - len(rows.numbers)
-            numbers = np.pad(rows.numbers.astype(index), (0, after), constant_values=np.iinfo(index).max)
+            after = blocks[k][-1].nnz - len(rows.entry_index)
+            entry_index = np.pad(rows.entry_index.astype(index), (0, after), constant_values=np.iinfo(index).max)
         if len(made) == 2 and request.mode == "overlap":
             boundary = np.concatenate([rows.boundary, beyond[: n_rows[1] - len(rows.boundary)]]).astype(np.int32)
-        return Shards(blocks[k], boundary, numbers, plan.how[k]), *(route[k] for route, _ in made_routes)
+        return Shards(blocks[k], boundary, entry_index, plan.how[k]), *(route[k] for route, _ in made_routes)
 
     held = {k: arrays(k) for k in cut}
     everyones(lambda: _check_fits(held, mesh), mesh)  # the last agreement: no process may fail alone after it
@@ -274,12 +274,12 @@ class Cut(NamedTuple):
       blocks: the local and the halo block, or one for all columns; a column is a place in the device's piece of x, or
         in its halo buffer.
       boundary: the rows of the halo block, if these are not all.
-      numbers: of the entries of the last block.
+      entry_index: of each entry of the last block.
     """
 
     blocks: list[Csr]
     boundary: np.ndarray
-    numbers: np.ndarray
+    entry_index: np.ndarray
 
 
 def _cut(block: Csr, k: int, plan: halo.Halo, mode: str) -> Cut:

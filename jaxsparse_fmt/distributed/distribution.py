@@ -41,7 +41,7 @@ class Distribution:
 
     @functools.cached_property
     def even(self) -> "Distribution":
-        """As many numbers in blocks of equal size, as JAX spreads a user's vector."""
+        """The same vector in blocks of equal size, as JAX spreads a user's vector."""
         parts, n = len(self.counts), sum(self.counts)
         cuts = np.minimum(np.arange(parts + 1) * -(-n // parts), n)
         return Distribution.of(self.mesh, self.axis, np.diff(cuts))

@@ -126,10 +126,10 @@ def _joined(over: Distribution, a: Array) -> np.ndarray:
 @jax.jit
 def _named(A: Any) -> tuple[Array, ...]:
     """Row, column and value of every entry, by the numbers of the inner order without its empty places."""
-    return in_pieces(A, *(numbers(basis.over) for basis in (A.range, A.domain)))
+    return in_pieces(A, *(inner_numbers(basis.over) for basis in (A.range, A.domain)))
 
 
-def numbers(over: Distribution) -> Array:
+def inner_numbers(over: Distribution) -> Array:
     first = jnp.asarray(over.starts[:-1, None], index_dtype(over.places))
     return (first + jnp.arange(over.size, dtype=first.dtype)).reshape(-1)
 

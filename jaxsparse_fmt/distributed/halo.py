@@ -13,8 +13,8 @@ program, so all buffers have the same size. It is one of two kinds:
 `lax.ragged_all_to_all` is not among them, since XLA has it on GPUs alone.
 
 The plan is made on the host in NumPy. A process holds the halos of its own devices and the requests of their
-neighbours. All processes know which devices are neighbours and how many unknowns each needs of the other, since these
-numbers decide the program that all share.
+neighbours. All processes know which devices are neighbours and how many unknowns each needs of the other, since that
+decides the program that all share.
 """
 
 import dataclasses

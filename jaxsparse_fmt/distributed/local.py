@@ -24,13 +24,13 @@ class Shards:
     Attributes:
       blocks: the local and the halo block; in mode "vector", or without a halo, one block for all columns.
       boundary: [shards, b] int32, the rows of the halo block, from n_rows on in padding; None: all rows.
-      numbers: [shards, nnz] the index of each entry of the last block in the shard's entries by row, then by unknown,
-        and past their end in padding; None: there is no halo.
+      entry_index: [shards, nnz] the index of each entry of the last block among the shard's entries by row, then by
+        unknown, and past their end in padding; None: there is no halo.
     """
 
     blocks: tuple[SparseMatrix, ...]
     boundary: Array | None
-    numbers: Array | None
+    entry_index: Array | None
     halo: Exchange
 
     def product(self, x: Array) -> Array:
@@ -89,10 +89,10 @@ class Shards:
         """
         n_rows, last = self.blocks[0].shape[0], len(self.blocks) - 1
         n_own = self.blocks[0].shape[1] - (self.halo.width if last == 0 else 0)
-        indices, out = [self.numbers], []
+        indices, out = [self.entry_index], []
         if last == 1:  # the entries of the local block have the indices that those of the halo leave, in their order
-            free = jnp.ones(sum(A.nnz for A in self.blocks), bool).at[self.numbers].set(False, mode="drop")
-            indices = [jnp.nonzero(free, size=self.blocks[0].nnz)[0], self.numbers]
+            free = jnp.ones(sum(A.nnz for A in self.blocks), bool).at[self.entry_index].set(False, mode="drop")
+            indices = [jnp.nonzero(free, size=self.blocks[0].nnz)[0], self.entry_index]
         for k, (A, index) in enumerate(zip(self.blocks, indices, strict=True)):
             row, col, entry, value = A.entries()
             live = (col < A.shape[1]) & (row < A.shape[0])

@@ -8,7 +8,7 @@
 The three modes are those of Kreutzer et al. (2012), §III:
 
     vector    exchange, then one product with [x | halo], for which x is copied
-    naive     y = local·x + halo·h, both with all rows: the exchange may run beside the first product
+    naive     y = local·x + halo·h, both with all rows: the exchange may run during the first product
     overlap   y = local·x while the halo travels; then the rows on the boundary, the only rows of the halo block
 
 Both blocks are matrices in formats of `FORMATS`, of one shape and size on all devices (`padding.py`); their arrays have

@@ -204,8 +204,8 @@ def _digest(a: Any) -> str:
     words = f"{a.dtype}{list(a.shape)}"
     if isinstance(a, jax.Array):
         return words
-    numbers: Any = np.ascontiguousarray(a).view(np.uint8)
-    return f"{words} {zlib.crc32(numbers):08x}"
+    message: Any = np.ascontiguousarray(a).view(np.uint8)
+    return f"{words} {zlib.crc32(message):08x}"
 
 
 def _portable(error: Exception | None) -> Exception | None:

@@ -8,8 +8,8 @@ place of two of them.
 
 θ is a Rayleigh quotient of M·A; with it the steps do not depend on the scale of A or M.
 
-Bytes of an application beside those of M: W twice, and vectors of n. With separate modes for each subdomain
-(`subdomains`), W has k numbers a row, however many subdomains there are.
+Bytes of an application, besides those of M: W twice, and vectors of n. With separate modes for each subdomain
+(`subdomains`), a row of W has k entries, however many subdomains there are.
 """
 
 import dataclasses

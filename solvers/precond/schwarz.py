@@ -175,7 +175,7 @@ def _blocks(A: Any, halo: Exchange) -> dict[int, Csr]:
 @jax.jit
 def _names(A: Any, halo: Exchange) -> Array:
     """[devices, width] the unknowns in each halo buffer, by their numbers in the inner order without empty places."""
-    numbers = entries.numbers(A.range.over)
+    numbers = entries.inner_numbers(A.range.over)
     return A.range.over.each(lambda halo, numbers: exchange(numbers, halo)[None], halo, numbers)
 
 
