@@ -268,13 +268,16 @@ def test_unknown_memory_rules_nothing_out(monkeypatch):
     assert jsf.from_scipy(jsf.gallery.poisson(4)).name == ranking.rank(jsf.gallery.poisson(4))[0].format
 
 
+class Gpu:
+    """A GPU that is not there, with some free memory."""
+
+    platform, device_kind, client = "gpu", "NVIDIA H200", types.SimpleNamespace(platform_version="cuda 13")
+
+    def memory_stats(self):
+        return {"bytes_limit": 10**9 + 300, "bytes_in_use": 300}
+
+
 def test_free_memory_is_the_device_s_the_host_s_or_the_container_s(monkeypatch, tmp_path):
-    class Device:
-        platform = "gpu"
-
-        def memory_stats(self):
-            return {"bytes_limit": 1000, "bytes_in_use": 300}
-
     monkeypatch.setattr(memory, "GROUP", tmp_path)
     host = memory.free()
     assert host is None or host > 10**6
@@ -288,8 +291,8 @@ def test_free_memory_is_the_device_s_the_host_s_or_the_container_s(monkeypatch, 
     monkeypatch.setattr(memory, "MEMINFO", tmp_path / "meminfo")
     (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:   0 kB\n")
     assert memory.free() == 0
-    monkeypatch.setattr(memory.jax, "local_devices", lambda: [Device()])
-    assert memory.free() == 700
+    monkeypatch.setattr(memory.jax, "local_devices", lambda: [Gpu()])
+    assert memory.free() == 10**9
 
 
 def test_auto_takes_what_fits_the_device_on_which_somebody_has_put_the_matrix(monkeypatch):
@@ -312,10 +315,6 @@ def test_a_matrix_of_ours_is_ranked_for_its_backend_and_its_device(monkeypatch):
     A = jsf.from_scipy(S, "csr", backend="numba")
     assert ranking.rank(A) == ranking.rank(S, backend="numba") == ranking.rank(S)
     assert ranking.rank(A, backend="xla") == ranking.rank(S, backend="xla") != ranking.rank(S)
-
-    class Gpu:
-        platform, device_kind, client = "gpu", "NVIDIA H200", types.SimpleNamespace(platform_version="cuda 13")
-
     A = jsf.from_scipy(S, "csr")
     monkeypatch.setattr(
         memory, "device", lambda *given: Gpu() if any(a is A for a in given) else jax.local_devices()[0]
@@ -328,9 +327,7 @@ def test_a_matrix_of_ours_is_ranked_for_its_backend_and_its_device(monkeypatch):
 @pytest.mark.parametrize("S", [jsf.gallery.poisson(9), jsf.gallery.elasticity(3), suite.r_mat(9, 5_000)], ids="abc")
 def test_an_accelerator_chooses_and_converts_what_lies_there(S, transpose, monkeypatch):
     """Nothing but samples and counts comes to the host; the choice and the storage are the host's."""
-    platform, client = "gpu", types.SimpleNamespace(platform_version="cuda 13")
-    gpu = types.SimpleNamespace(platform=platform, device_kind="NVIDIA H200", client=client, memory_stats=lambda: None)
-    monkeypatch.setattr(memory, "device", lambda *_: gpu)
+    monkeypatch.setattr(memory, "device", lambda *_: Gpu())
     expected, there = jsf.from_scipy(S, transpose=transpose), jsf.from_scipy(S, "csr").csr_arrays()
     monkeypatch.setattr(building, "FEW_TO_CHOOSE", 0)
     monkeypatch.setattr(CsrArrays, "to_scipy", lambda csr: pytest.fail("the matrix came to the host"))

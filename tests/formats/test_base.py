@@ -7,7 +7,7 @@ import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt.core.basis import IDENTITY
-from tests.formats.pictures import LENGTHS, RAGGED, stored
+from tests.formats.pictures import RAGGED, stored
 from tests.marks import few
 from tests.oracle import assert_product
 
@@ -62,18 +62,3 @@ def test_rectangular_or_unsorted_rows_or_columns_without_indices_keep_the_users_
     for format, layout, matrix in ALONE:
         A = stored(format, matrix=matrix, **layout)
         assert A.basis is IDENTITY and A.in_basis is A
-
-
-@pytest.mark.parametrize("format", few(sorted(set(jsf.FORMATS)), 5))
-def test_entries_name_every_entry_once_and_padding_never(format):
-    A = stored(format)
-    row, col, entry, value = (np.asarray(a) for a in jax.jit(type(A).entries)(A))
-    live = entry < A.nnz
-    np.testing.assert_array_equal(np.sort(entry[live]), np.arange(A.nnz))
-    place = np.argsort(entry[live])
-    np.testing.assert_array_equal(row[live][place], np.repeat(np.arange(99), LENGTHS))
-    np.testing.assert_array_equal(col[live][place], RAGGED.indices)
-    np.testing.assert_array_equal(value[live][place], A.data)
-    np.testing.assert_array_equal(np.asarray(A.values)[live][place], RAGGED.data)
-    assert np.all(entry[~live] == A.nnz) and np.all(col[~live] == 120)
-    assert not np.any(np.asarray(A.values)[~live])
