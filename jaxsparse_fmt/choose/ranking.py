@@ -74,10 +74,10 @@ def rank(S: Any, dtype: Any = None, platform: str | None = None, backend: str = 
     Takes a few passes over the row lengths and looks at the columns of a sample of rows, less than a conversion does.
 
     Args:
-      S: scipy.sparse matrix or array, or a matrix of ours, whose own backend and device are taken where `backend`
-        is "auto" and `platform` is None.
+      S: scipy.sparse matrix or array, or a matrix of ours, whose backend and device count if `backend` is "auto" and
+        `platform` is None.
       dtype: of the stored values; None takes S's.
-      platform: "cpu" or "gpu"; None is that of the device where JAX puts arrays, which `jax.default_device` sets.
+      platform: "cpu" or "gpu"; None: of the device on which JAX puts arrays, which `jax.default_device` sets.
       backend: as in `from_scipy`. What runs as plain XLA on a GPU is ranked as on a CPU without Numba.
 
     Returns:
@@ -121,10 +121,10 @@ def storages(pattern: PatternCounts, formats: Iterable[str] = FORMATS) -> Iterat
 
 
 def _kernels(dtype: np.dtype, platform: str | None, backend: str, device: Any) -> str | None:
-    """The kernels that would run: "gpu", or "numba" on a CPU; None where plain XLA would run.
+    """The kernels that would run: "gpu", or "numba" on a CPU; None if plain XLA would run.
 
     Args:
-      device: where, if `platform` is None.
+      device: that of the products, if `platform` is None.
     """
     if platform is None:
         cuda = device.platform == "gpu" and "rocm" not in device.client.platform_version.lower()
@@ -193,7 +193,7 @@ def store(choices: list[Choice], csr: Csr, target: Target) -> tuple[SparseMatrix
     """The canonical `csr` in the first of `choices` that fits, and which that is. TooLarge: none does."""
     *others, last = fitting(choices, csr, target.dtype, target.max_bytes)
     for choice in others:
-        with contextlib.suppress(building.TooLarge):  # where a size was estimated, too low
+        with contextlib.suppress(building.TooLarge):  # its estimated size was too low
             A = build(csr, choice.format, target, **choice.layout)
             if A.nbytes_read <= MISJUDGED * choice.nbytes:
                 return A, choice
@@ -202,17 +202,17 @@ def store(choices: list[Choice], csr: Csr, target: Target) -> tuple[SparseMatrix
 
 def _choice(s: Storage, pattern: PatternCounts, kernels: str | None) -> Choice:
     csr, itemsize = pattern.csr, pattern.itemsize
-    moved = bytes_moved(s, csr.shape, itemsize)
+    n_bytes = bytes_moved(s, csr.shape, itemsize)
     if kernels is None:
         places = (WALKED[s.format] if s.by_columns else SCATTERED) * s.places
         cost = places * (itemsize + 4) + sum(csr.shape) * itemsize
     elif kernels == "numba":
-        cost = NATIVE[s.format] * moved
+        cost = NATIVE[s.format] * n_bytes
     else:
-        cost = cost_on_gpu(s, moved, s.miss_factor * pattern.misses, csr.nnz, itemsize)
+        cost = cost_on_gpu(s, n_bytes, s.miss_factor * pattern.misses, csr.nnz, itemsize)
     padding = [f"{1 - csr.nnz / s.places:.0%} padding"] if csr.nnz < s.places else []
-    reason = ", ".join([f"{readable_bytes(moved)} a product", *s.words, *padding])
-    return Choice(s.format, s.layout, s.nbytes, moved, cost, reason, s.unread)
+    reason = ", ".join([f"{readable_bytes(n_bytes)} a product", *s.words, *padding])
+    return Choice(s.format, s.layout, s.nbytes, n_bytes, cost, reason, s.unread)
 
 
 def bytes_moved(s: Storage, shape: tuple[int, int], itemsize: int) -> int:
@@ -220,8 +220,8 @@ def bytes_moved(s: Storage, shape: tuple[int, int], itemsize: int) -> int:
     return traffic.bytes_moved(s.nbytes, shape, itemsize) + 2 * s.copied * itemsize
 
 
-def cost_on_gpu(s: Storage, moved: int, misses: float, nnz: int, itemsize: int) -> float:
-    """Bytes as which a product counts; `misses`: of the L1 cache for an entry's x."""
-    memory = (OF_CSR if s.format == "csr" else 1) * (moved + (ONE_BY_ONE - 1) * s.written * itemsize)
+def cost_on_gpu(s: Storage, n_bytes: int, misses: float, nnz: int, itemsize: int) -> float:
+    """Bytes as which a product counts that moves `n_bytes`; `misses`: of the L1 cache for an entry's x."""
+    memory = (OF_CSR if s.format == "csr" else 1) * (n_bytes + (ONE_BY_ONE - 1) * s.written * itemsize)
     waited = s.trips * A_TRIP
     return max(memory, waited) + HIDDEN * min(memory, waited) + OF_L2 * SECTOR * misses * nnz

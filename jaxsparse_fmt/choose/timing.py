@@ -26,9 +26,9 @@ def seconds_per_product(A: SparseMatrix, x: jax.Array | None = None) -> float:
 
     On a GPU it times several products in a row, each dependent on the one before; if A is not square, by one number.
     """
-    with jax.disable_jit(False):  # the product is compiled even where the caller has switched that off
+    with jax.disable_jit(False):  # the product is compiled even if the caller has switched that off
         if x is None:
-            # Numbers also where a program is traced; no kernel can be traced in here.
+            # An array of numbers even while a program is traced; no kernel can be traced in here.
             with jax.ensure_compile_time_eval():
                 x = jnp.ones(A.shape[1], A.dtype)
         compiled, products = repeated(A, x)
@@ -49,7 +49,7 @@ def _on_one_gpu(x: jax.Array | jax.ShapeDtypeStruct) -> bool:
 
 
 def _chain(trips: int, unrolled: int, A: SparseMatrix, x: jax.Array) -> jax.Array:
-    """A·(A·(…·x)), or x where A·x is no vector like x.
+    """A·(A·(…·x)), or x if A·x is no vector like x.
 
     XLA launches the products of a trip as one CUDA graph. A trip waits for the host, so it has several products; a
     single one has buffers of its own in every call, and XLA writes them into the graph, node by node: on an H100 up to

@@ -39,14 +39,14 @@ def run(args: argparse.Namespace, progress: Progress) -> tables.Done:
     with progress.stage("measure", "the products"):
         products = stored.seconds_per_product(), median_seconds(lambda: S @ b)
     A, in_csr, times = stored.A, traffic.csr_bytes(S, 8), tables.duration
-    moved = stored.moved, traffic.bytes_moved(in_csr, S.shape, 8)
+    n_bytes = stored.moved, traffic.bytes_moved(in_csr, S.shape, 8)
     left = [measure.relative_residual(S, b, np.asarray(v)) for v in (sol.x, x)]
     both = {
         "device": (measure.device(), "the CPU"),
         "format": (A.name, "csr"),
         "stored": (A.nbytes, in_csr),
         "product": products,
-        "bandwidth": [tables.bandwidth(*pair) for pair in zip(moved, products, strict=True)],
+        "bandwidth": [tables.bandwidth(*pair) for pair in zip(n_bytes, products, strict=True)],
         "iterations": (sol.iterations, iterations),
         "solve": (ours, theirs),
         "solve and set-up": (ours + setup, theirs),

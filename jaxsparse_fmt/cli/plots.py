@@ -81,7 +81,7 @@ def draw_comparison(
         fig = Figure(figsize=(12, 4.8), layout="constrained")
         left, right = fig.subplots(1, 2)
         plot.convergence(curves, left, rtol=rtol)
-        left.lines[1].set_linestyle((0, (3, 3)))  # so that the first is seen where both fall alike
+        left.lines[1].set_linestyle((0, (3, 3)))  # so that the first curve is seen even if both fall alike
         left.legend()
         y = np.arange(len(times))
         for side, name in enumerate(curves):

@@ -224,13 +224,13 @@ def csr_arrays(csr: Csr, dtype: Any) -> tuple[jax.Array, ...]:
     arrays = (csr.data, dtype), (csr.indices, np.int32), (csr.indptr, index_dtype(csr.nnz))
     if namespace(csr.data) is not np:
         return tuple(jnp.asarray(a, kind) for a, kind in arrays)
-    if puts_on_cpu():  # where an array of JAX's may share NumPy's memory
+    if puts_on_cpu():  # an array of JAX's on a CPU may share NumPy's memory
         return on_device([aligned_copy(a, kind) for a, kind in arrays])
     return jax.block_until_ready(on_device([np.asarray(a, kind) for a, kind in arrays]))
 
 
 def where_it_converts(csr: Csr, target: Target) -> Csr:
-    """The matrix where its format is chosen and made: on the host, unless many entries lie on a device with room.
+    """The matrix in the place where its format is chosen and made: the host, or a device with room for many entries.
 
     A matrix that comes from the host never goes to the device for that: XLA would compile programs for its sizes, for
     ten times as long as the host takes.
@@ -253,7 +253,7 @@ def on_host(csr: Csr) -> Csr:
 
 
 def entries(csr: Csr) -> tuple[Any, Any]:
-    """Row and column of each entry, where `csr` lies."""
+    """Row and column of each entry, in NumPy or on the device, as `csr`."""
     return _rows(namespace(csr.indptr), csr.indptr, csr.nnz), csr.indices
 
 

@@ -63,7 +63,7 @@ class PatternCounts:
     Attributes:
       csr: on the host or on a device.
       dtype: of the stored values.
-      platform: "gpu" or "cpu", where products would run.
+      platform: "gpu" or "cpu", that of the products.
       shares_memory: whether the GPU has a dialect in which the lanes of a block share memory.
     """
 
@@ -111,7 +111,7 @@ class PatternCounts:
 
     @functools.cached_property
     def sample(self) -> Callable[[int], statistics.Sample]:
-        """sample(window), as in `statistics.sample`, of windows of `WINDOW` rows where those hold whole ones."""
+        """sample(window), as in `statistics.sample`, of windows of `WINDOW` rows if those hold whole ones."""
         kept = functools.cache(functools.partial(statistics.sample, self.csr))
         return lambda window: kept(WINDOW if WINDOW % window == 0 else window)
 
@@ -141,12 +141,12 @@ class PatternCounts:
 
     @functools.cached_property
     def diagonals(self) -> Counted | None:
-        """The places of whole diagonals; None where there are too many."""
+        """The places of whole diagonals; None if there are too many."""
         most = int(MOST_PADDING * self.csr.nnz / max(self.csr.shape[0], 1))
         return statistics.diagonals(self.csr, self.sample(1), self.longest, most)
 
     def of_groups(self, name: str, layout: Any, counted: Counted, rows: int, steps: int, words: str) -> "Storages":
-        """`implied.Groups` in slices of `rows`; nothing where they have too much padding."""
+        """`implied.Groups` in slices of `rows`; nothing if they have too much padding."""
         if counted.places <= MOST_PADDING * self.csr.nnz:
             nbytes = self.implied_bytes(counted) + pointer_bytes(-(-self.csr.shape[0] // rows), counted.places)
             yield Storage(name, layout, nbytes, counted.places, steps, words=(words,))

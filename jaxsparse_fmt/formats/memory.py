@@ -8,7 +8,7 @@ import jax
 from jax.core import Tracer
 
 MEMINFO = Path("/proc/meminfo")
-GROUP = Path("/sys/fs/cgroup")  # of this process inside a container, where version 2 is mounted
+GROUP = Path("/sys/fs/cgroup")  # of this process inside a container, if version 2 is mounted
 
 
 def device(*given: Any) -> Any:
@@ -48,7 +48,7 @@ def of_host() -> int | None:
     with contextlib.suppress(OSError, ValueError, IndexError, StopIteration):
         lines = MEMINFO.read_text().splitlines()
         found.append(1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")))
-    with contextlib.suppress(OSError, ValueError):  # the limit reads "max" where there is none
+    with contextlib.suppress(OSError, ValueError):  # the limit reads "max" if there is none
         limit, used = (int((GROUP / name).read_text()) for name in ("memory.max", "memory.current"))
         found.append(min(max(limit - used + _file_cache(), 0), limit))
     return min(found, default=None)

@@ -198,7 +198,7 @@ def miss_factor(some: Sample, block: int, a_sector: int, hot: int) -> float:
 
 
 def diagonals(csr: Csr, some: Sample, longest: int, most: int) -> Counted | None:
-    """The places of DIA, exactly; None where it has more than `most` diagonals.
+    """The places of DIA, exactly; None if it has more than `most` diagonals.
 
     Args:
       longest: the entries of the longest row.

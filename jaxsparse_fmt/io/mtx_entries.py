@@ -69,7 +69,7 @@ def read(
     """All entries.
 
     Returns:
-      rows and columns [entries] int32, or int64 where the matrix needs it, which count from 0, none of an array file;
+      rows and columns [entries] int32, or int64 if the matrix needs it, counted from 0, none of an array file;
       values [entries], float64 or complex128, ones of a pattern.
 
     Raises:

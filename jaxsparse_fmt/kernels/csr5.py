@@ -106,7 +106,7 @@ def tiles_kernel(
     values,  # [b·n_stored]
     **arrays,  # those of `layout/tiles.py`, and if given:
     # pieces     [b·n_pieces·p], out
-    # heads      [b·n_tiles·p·lanes], scratch; of one block [block_columns·lanes] where lanes share memory
+    # heads      [b·n_tiles·p·lanes], scratch; of one block [block_columns·lanes] if lanes share memory
     # kept       [kept_rows + lanes], scratch there instead
     # piece_ptr  [n_long + 1]
 ):

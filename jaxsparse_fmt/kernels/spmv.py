@@ -115,7 +115,7 @@ def product_kernel(
     values=None,  # [b·n_stored]
     adds_to: int | None = None,  # rows of y, to which the kernel adds; None: it overwrites the matrix's own
     what: vector_pass.Pass | None = None,  # a pass over y and the others, for its sums
-    **arrays,  # what the rules read, and where given:
+    **arrays,  # what the rules read, and if given:
     # perm     [n_rows]
     # pattern  [n_stored / 8] uint8
     # other0, …  [n_rows]

@@ -105,7 +105,7 @@ class Mosaic:
         self.store(ref, place, self.sum_threads(value, WARP, 1), (lane == 0) & (place < ref.shape[0]))
 
     def _gather(self, ref: Any, idx: jax.Array, *live: jax.Array, other: Any = 0, once: bool = False) -> jax.Array:
-        """ref[idx]; `other` where `live` is given and false."""
+        """ref[idx]; `other` if `live` is given and false."""
         plgpu = self._plgpu
         narrow = jnp.issubdtype(ref.dtype, jnp.unsignedinteger) and jnp.dtype(ref.dtype).itemsize < 4
         dtype = jnp.dtype(jnp.int32) if narrow else ref.dtype  # widened at once: registers hold signed integers here

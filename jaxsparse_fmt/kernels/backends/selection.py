@@ -95,7 +95,7 @@ def native_importable() -> bool:
 
 @functools.cache
 def _preferred_dialect(shared: bool = False) -> str:
-    """Triton from Ampere on where Pallas has it, else Mosaic GPU from Hopper on, else "xla" with one warning.
+    """Triton from Ampere on if Pallas has it, else Mosaic GPU from Hopper on, else "xla" with one warning.
 
     For a kernel that gains by shared memory Mosaic GPU comes first, since Triton does not let kernels address it.
     """

@@ -28,7 +28,7 @@ class Launch:
     loads: Mapping[str, tuple[int, int]] = dataclasses.field(
         default_factory=lambda: {
             "full": (1, 4),  # a 4-byte index, or its own bounds
-            "permuted": (1, 8),  # the same where a 4-byte sum goes to its row through a permutation
+            "permuted": (1, 8),  # the same if a 4-byte sum goes to its row through a permutation
             "deltas": (2, 4),  # a 2-byte index in a slice
             "long deltas": (2, 8),
             "very short deltas": (2, 2),

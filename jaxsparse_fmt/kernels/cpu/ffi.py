@@ -29,7 +29,7 @@ def call(
     b: Array,  # [b, ...]
     columns: Array,  # int32
     ptr: Array,  # int32 or int64
-    pattern: Array,  # uint8, or any array where no kernel reads it
+    pattern: Array,  # uint8, or any array if no kernel reads it
     shape: tuple[int, ...],
     **sizes: int,
 ) -> Array | None:

@@ -162,7 +162,7 @@ def guarded(address: int) -> ir.Module:
 
 
 def _answer_versions(code: "_Code") -> None:
-    """Returns from the handler where XLA asks for its version."""
+    """Returns from the handler if XLA asks for its version."""
     frame = code.arguments[0]
     extension, api = code.word(frame, 1), code.word(frame, 2)
     given = code.if_then(code.icmp_signed("!=", extension, WORD(0)))

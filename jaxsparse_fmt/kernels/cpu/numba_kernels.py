@@ -36,7 +36,7 @@ class Operands(NamedTuple):
 
     Attributes:
       a, b, out: values, x, y for a product; values, y, x for a transposed product; y, x, values for an outer product.
-      pattern: bits of the places that hold an entry, read only where `masked` is 2.
+      pattern: bits of the places that hold an entry, read only if `masked` is 2.
       n_ptr, n_places: the lengths of ptr and of the values.
       masked: 0: all places hold entries; 1: a value of zero is padding and adds nothing; 2: `pattern` decides.
       zero: of the dtype of sums and of the result.
@@ -291,7 +291,7 @@ def _finite(o, begin, end):
 
 @compiled
 def product_diagonals(o, piece, pieces):
-    """A·x of the rows of a piece; where the sums are not finite, once more with a test of each place.
+    """A·x of the rows of a piece; if the sums are not finite, once more with a test of each place.
 
     Entry d of row r is in column r + columns[d] at ptr[d] + r. Places outside the values are not read.
     """

@@ -175,7 +175,7 @@ class Rule:
     def places(self, arrays: Arrays) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Row in the matrix, column (n_cols in padding) and j in the row, of every stored place: [n_stored] each.
 
-        In NumPy where the arrays are NumPy's.
+        In NumPy if the arrays are NumPy's.
         """
         xp, (n_rows, n_cols) = _namespace(arrays), self.shape
         row, j = self.address.slots(xp, arrays, self.n_stored)
