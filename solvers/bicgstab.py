@@ -1,6 +1,6 @@
 """BiCGSTAB (van der Vorst 1992; Saad, Iterative Methods, Algorithm 7.7), preconditioned from the right.
 
-A step takes two products and two uses of M, and moves 18 vectors of n besides, as XLA fuses it without preconditioner.
+A step takes two products and two uses of M, and moves 18 more vectors of n, as XLA fuses it without preconditioner.
 """
 
 from typing import Any, NamedTuple, Unpack

@@ -6,8 +6,8 @@ the next r = r − α·s by rᵀ·r, rᵀ·s and sᵀ·s, and so updates all vec
 prediction one step later, so that errors do not add up. A is symmetric, so rᵀ·s follows from sums at hand: `_z_dot_s`.
 
 Traffic of a step without preconditioner, in vectors of n. In both forms the product reads p and writes s = A·p, and
-computes its sums in the same pass in formats such as `dia`, `csr` and `bsr` where rows are short; elsewhere they take a
-pass and 2n more. In `step` the update of r reads 2 and writes 1, and that of x and p reads 3 and writes 2: together
+computes its sums in the same pass in formats such as `dia`, `csr` and `bsr` if rows are short; else they take a pass
+and 2n more. In `step` the update of r reads 2 and writes 1, and that of x and p reads 3 and writes 2: together
 10n. In `step_predicting` one pass reads x, r, p and s and writes x, r and p: together 9n, after a product and a pass
 more at each start.
 """
@@ -69,7 +69,7 @@ def cg(
     """Solves A·x = b for a symmetric (Hermitian) positive definite A.
 
     Works inside jit, vmap and grad. Differentiable in b and in A's values to any order, by implicit differentiation:
-    the derivative of a solve is a solve with the same A, M and rtol, and is NaN where that solve does not converge. x
+    the derivative of a solve is a solve with the same A, M and rtol, and is NaN if that solve does not converge. x
     has no derivative with respect to M and x0; the derivatives of `residual_norm` and `history` are NaN. See `adjoint`
     for more.
 
@@ -81,37 +81,36 @@ def cg(
       b: [n], or with a matrix A [n, k] for k systems at once: they share every product, and each starts, counts its
         iterations and ends separately. With a function A, b is an array of any shape or a pytree of arrays: a single
         system, whose A and M are functions of such arrays. Use `jax.vmap` for several.
-      x0: the start, of the shape of b. The solve starts from zero for None, and if the residual of x0 is at
-        least 1024 times as long as b.
-      M: an approximation of A⁻¹, positive definite: anything with `@`, a function r -> M·r, or the [n] numbers of a
+      x0: initial guess, of the shape of b; None: zero. Ignored if ‖b − A·x0‖ ≥ 1024·‖b‖.
+      M: an approximation of A⁻¹, positive definite: anything with `@`, a function r -> M·r, or the diagonal [n] of a
         diagonal M.
-      rtol, atol: stop when ‖b − A·x‖₂ ≤ max(rtol·‖b‖₂, atol), by the true residual. Where rounding errors hinder
-        that, as in float32 they often do, a solve that stagnates at their level ends as ROUNDED, a success:
+      rtol, atol: stop when ‖b − A·x‖₂ ≤ max(rtol·‖b‖₂, atol), by the true residual. If rounding errors prevent that,
+        as they often do in float32, a solve that stagnates at their level ends as ROUNDED, a success:
         ‖b − A·x‖ ≤ 10·eps·(‖A‖·‖x‖ + ‖b‖) and ≤ eps^¼·‖b‖, so that x is as accurate as the dtype allows. An rtol below
-        eps asks for more, and ends with STAGNATION. Numbers below the dtype's smallest normal one count as zeros.
-      maxiter: most iterations; None allows 10·n. A solve ends before where its residual grows beyond what rounding lets
-        it recover from (DIVERGED), or A proves not symmetric while the residual does not fall.
-      history: keep the residual norms; True keeps up to 10,000, a number keeps up to that many.
+        eps asks for more, and ends with STAGNATION. Denormal numbers count as zeros.
+      maxiter: most iterations; None allows 10·n. A solve ends earlier if its residual grows beyond what rounding lets
+        it recover from (DIVERGED), or if A proves not symmetric while the residual does not fall.
+      history: keep the residual norms: True up to 10,000, a whole number up to that many.
       callback: called as callback(x) after every iteration, as in SciPy; copies x to the host each time. Not available
         for a matrix over several devices.
       progress: called as progress(iterations, residual_norm) about every 16 iterations. Outside jit a solve with a
         callback or progress returns after the last call, and compiles for a new function.
       check_every: iterations between checks, at most 1000; None takes 1 on a CPU, and on a GPU, where a check waits for
-        a copy to the host, 10 or 40, or fewer with an M of many arrays, such as `precond.multigrid`. The number changes
-        neither the answer nor the reported iterations.
+        a copy to the host, 10 or 40, or fewer with an M of many arrays, such as `precond.multigrid`. It changes neither
+        the answer nor the reported iterations.
       adjoint: how derivatives are computed: an `Adjoint`, with a tolerance, maxiter and report of its own; or
         "unrolled", which takes at most maxiter steps and differentiates them, for example to train an M: then x and
         residual_norm have derivatives with respect to A, b, x0 and M, and reverse mode stores the vectors of maxiter
         steps.
       one_reduction: use the form with one reduction a step instead of two (Chen and Carson 2020), for many devices,
-        where a reduction waits for all of them. Without an M it reads and writes one vector less, and is the default
-        for a matrix with a real b [n] on a GPU, and inside the loop over several devices. With an M it reads and writes
-        three vectors more. It predicts the residual norms that `history` and `progress` show: one that falls by more
-        than half the digits in a step may show as 0. The last digits, and in ill-conditioned systems the number of
-        steps, differ.
+        since a reduction waits for all of them. Without an M it reads and writes one vector less, and is the default
+        for a matrix with a real b [n] on a GPU, and in the loop over several devices. With an M it reads and writes
+        three vectors more. It predicts the residual norms that `history` and `progress` show: a norm that falls by more
+        than half the digits in a step may show as 0. The last digits of x differ, and in ill-conditioned systems the
+        number of steps.
 
     Returns:
-      A `Solution`. Its status reports how the solve ended; x is always finite, and the best one where a solve failed.
+      A `Solution`. Its status reports how the solve ended; x is always finite, and the best one if a solve failed.
 
     Raises:
       ValueError, TypeError: shapes that do not fit, or invalid arguments.
@@ -128,7 +127,7 @@ def cg(
 
 
 def start(space: Space, A: Map, M: Map, r: Array, squared: Array, last: Last | None) -> Work:
-    """The first vectors: the direction is the last one with its part along M·r replaced, so that rᵀ·p = rᵀ·M·r.
+    """The first vectors. The direction is the last one with its part along M·r replaced, so that rᵀ·p = rᵀ·M·r.
 
     This is a reliable update (Clark et al. 2010, §5): a restart from M·r would lose the conjugacy to earlier directions
     and converge as slowly as from the start.
@@ -147,7 +146,7 @@ def _begun(space: Space, r: Array, squared: Array, z: Array, last: Last | None) 
 def start_predicting(
     space: Space, A: Map, M: Map, r: Array, squared: Array, last: Last | None, always: bool = False
 ) -> Work | Predicting:
-    """As `start`; or, where that costs no more, the vectors of `step_predicting`, for a product and a pass more."""
+    """As `start`; or the vectors of `step_predicting`, for a product and a pass more, if its steps cost no more."""
     z = M(r)
     work = _begun(space, r, squared, z, last)
     if not (always or (z is r and isinstance(A, Product) and space.sums_at_once(r))):
@@ -161,7 +160,7 @@ def start_predicting(
 
 
 def step(space: Space, A: Map, M: Map, work: Any, now: Now) -> tuple[Any, Now]:
-    """One step in four kernels and M: the passes also compute the loop's numbers, for which XLA would launch others."""
+    """One step in four kernels and M: the passes also compute the loop's scalars, for which XLA would launch others."""
     if isinstance(work, Predicting):
         return step_predicting(space, A, M, work, now)
     x, r, p, gamma = work
@@ -181,7 +180,7 @@ def _descend(gamma, curvature, *now):
 
 
 def _moves(alpha):
-    """Whether a step is taken; an α of −1 stands for no step, any other one for a failure."""
+    """Whether a step is taken. An α of −1 means that the column is over; any other α that is refused, a failure."""
     return (alpha > 0) & (alpha <= jnp.finfo(alpha.dtype).max)
 
 
@@ -234,7 +233,7 @@ def _z_dot_s(u, b, before, curvature, rest):
 
 
 def _advanced(u, curvature, squares, of_M, now):
-    """The numbers after the step, and by what and whether the vectors move."""
+    """The scalars after the step, α, and whether the vectors move."""
     gamma = of_M[0]
     alpha, moves = u * gamma / curvature, now.active & definite(gamma, curvature)
     # The first unit may be far from α: then the squares of A·d lie beyond the dtype, and the method starts again.
@@ -247,7 +246,7 @@ def _advanced(u, curvature, squares, of_M, now):
 
 
 def _predicted(alpha, rr, rs, ss):
-    """‖r − α·s‖², in some inner product; 0 where rounding leaves less, after a step that took nearly all of r."""
+    """‖r − α·s‖², in some inner product; 0 if rounding makes it negative, after a step that took nearly all of r."""
     squared = rr - alpha * (2 * rs - alpha * ss)
     return jnp.where(squared < 0, 0, squared)
 

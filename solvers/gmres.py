@@ -4,9 +4,9 @@ Preconditioned from the right, it minimises the true residual. Classical Gram-Sc
 (Giraud et al. 2005: twice is enough), makes Arnoldi's vectors orthogonal by products with the whole basis: two
 reductions for each, whereas the modified process takes one for every vector of the basis.
 
-Beside the product and M, step j of a cycle moves about 4·j vectors of n, with j rounded up to a power of two; all of a
-basis below a megabyte. The memory is `restart` + 1 vectors, twice that when flexible. One product more, for the true
-residual, ends a cycle.
+Apart from the product and M, step j of a cycle moves about 4·j vectors of n, with j rounded up to a power of two, and
+all of a basis below a megabyte. The memory is `restart` + 1 vectors, twice that when flexible. One more product, for
+the true residual, ends a cycle.
 """
 
 import functools
@@ -31,7 +31,7 @@ CACHED = 2**20  # bytes of a basis that lies in a cache: to read all of it costs
 
 
 class Work(NamedTuple):
-    """Vectors and numbers between steps, m = restart + 1; for several systems all have one more axis, the last.
+    """Vectors and scalars between steps, m = restart + 1; for several systems all have one more axis, the last.
 
     Row by row, rotations make the matrix H of the orthogonalisation triangular: Q·H = R. Row j of Q is unfinished.
     """
@@ -39,7 +39,7 @@ class Work(NamedTuple):
     columns_first = "V", "Z", "Q", "columns"  # of these fields that axis is the first
 
     V: Array  # [m, n] orthonormal basis of the Krylov space
-    Z: Array | None  # [m, n] M·V, where M changes
+    Z: Array | None  # [m, n] M·V, if M changes
     Q: Array  # [m, m] the rotations, multiplied; zero from row j on
     row: Array  # [m] row j of Q before its rotation
     first: Array  # row[0]; |first|·‖r‖ is the residual norm
@@ -141,7 +141,9 @@ def step(space: Space, A: Map, M: Map, work: Work) -> tuple[Work, Array, Array]:
     Q = _put(Q, jnp.conj(cos) * row + jnp.where(following, sin, 0), t)
     column = products(Q, h)  # of the new Q, which is then written in place; number t of it is read by nothing
     column = ratio(column, length)
-    columns = _put(columns, jnp.where(jnp.isfinite(column), column, 0), t)  # a column that is over reads it times zero
+    columns = _put(
+        columns, jnp.where(jnp.isfinite(column), column, 0), t
+    )  # times zero in a column that is over
     g, diagonal = jnp.where(here, jnp.conj(cos) * first, g), jnp.where(here, length.astype(V.dtype), diagonal)
     row, first = jnp.where(following, cos, 0) - sin * row, -sin * first
     most = jnp.maximum(most, length * jnp.maximum(1, jnp.max(jnp.abs(column), axis=0)))

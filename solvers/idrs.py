@@ -4,8 +4,8 @@ A cycle is s products, each of which adds a direction within the current space G
 residual into the next, smaller space. A step of this module is one product. The same code computes both kinds of step,
 since an empty combination of old directions is zero.
 
-Traffic of a step in vectors of n, beside the product and M: 2·s for the shadows P and 4·s for the directions and their
-products, all read twice, and about 12 more. Memory: 3·s + 3 vectors.
+Traffic of a step in vectors of n, apart from the product and M: 2·s for the shadows P and 4·s for the directions and
+their products, all read twice, and about 12 more. Memory: 3·s + 3 vectors.
 """
 
 import functools
@@ -29,7 +29,7 @@ ANGLE = 0.7
 
 
 class Work(NamedTuple):
-    """Vectors and numbers between steps; for several systems the numbers have one more axis, the last."""
+    """Vectors and scalars between steps; for several systems the scalars have one more axis, the last."""
 
     x: Array  # [n] what is added to x
     r: Array  # [n] residual

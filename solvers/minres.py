@@ -1,12 +1,12 @@
 """MINRES (Paige and Saunders 1975; with a preconditioner: Elman, Silvester and Wathen, Algorithm 4.1).
 
 It minimises the residual in the norm of M, and a recursion computes the residual itself, so that the stopping rule is
-that of the other methods. A step takes one product and one use of M, and moves 19 vectors of n besides, as XLA fuses
+that of the other methods. A step takes one product and one use of M, and moves 19 more vectors of n, as XLA fuses
 it.
 
-A singular system without a solution ends at a least-squares solution, where A·M·r = 0. The recursion computes ‖A·M·r‖
+A singular system without a solution ends at a least-squares solution: A·M·r = 0. The recursion computes ‖A·M·r‖
 (Choi, Paige and Saunders 2011, §3.2), which falls to about √eps and no further; after that w grows into a null vector
-of A, and x grows with w. So the method keeps the x with the least ‖A·M·r‖, and ends where A·w is only rounding.
+of A, and x grows with w. So the method keeps the x with the least ‖A·M·r‖, and ends when A·w is only rounding.
 """
 
 from typing import Any, NamedTuple, Unpack
@@ -120,7 +120,7 @@ def is_singular(work: Work) -> Array:
 
 
 def iterate(M: Map, work: Work) -> Array:
-    """x; the best one, where the last step followed a null vector."""
+    """x; the best one, if the last step followed a null vector."""
     return jnp.where(is_singular(work), work.best, work.x)
 
 

@@ -49,11 +49,11 @@ def refine(
     Args:
       A: as in `cg`. Its values are stored a second time in `dtype`, unless they have that dtype: store entries that are
         exact in float32 only once, in float32, under a float64 b.
-      M: an approximation of A⁻¹, in the narrow type where it is a pytree. With a `precond.coarse_space` of what
+      M: an approximation of A⁻¹, in the narrow type if it is a pytree. With a `precond.coarse_space` of what
         rounding A disturbs, such as rigid motions in elasticity, the steps are as many as those of a wide solve.
       dtype: of the inner matrix: "float32", or "bfloat16" or "float16" under float32 vectors; rows in float16 are
         scaled by powers of two, so that none over- or underflows. None takes float32 under 64-bit vectors, but the wide
-        type itself where A has less than 50 MB: a GPU's cache holds such a matrix, so that steps are no faster in a
+        type itself if A has less than 50 MB: a GPU's cache holds such a matrix, so that steps are no faster in a
         narrow type, and the solve would take a few more.
       method: the inner one: "cg", "fcg", "minres", "bicgstab" or "gmres".
       inner: the inner matrix itself, for an A that is a function.
@@ -65,7 +65,7 @@ def refine(
     Other arguments are those of `cg`.
 
     Returns:
-      A `Solution`: its residual norm is true and wide. Its status is PRECISION where the condition number is too large
+      A `Solution`: its residual norm is true and wide. Its status is PRECISION if the condition number is too large
       for the narrow type, and it is differentiable as that of `cg`.
 
     Raises:

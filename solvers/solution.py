@@ -170,7 +170,9 @@ class Outcome:
 
 
 class Told(tuple[str, ...]):
-    """Text beside a result, which equals any other: Solutions of several methods are one pytree, as a scan needs."""
+    """Text attached to a result. All instances are equal, so that solutions of different methods share a pytree
+    structure, as `lax.scan` needs.
+    """
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, tuple)
@@ -186,7 +188,7 @@ class Solution(Outcome):
     """A solver's result, a pytree. Unpacks as SciPy's, `x, info = cg(A, b)`: info is 0 of a success, else `code`.
 
     Attributes:
-      x: [n], [n, k] or a pytree, like b: the last iterate, or the best one where the solve failed, always finite.
+      x: [n], [n, k] or a pytree, like b: the last iterate, or the best one if the solve failed; always finite.
       code: int32, the `Status` as a number; one per system for several systems or under vmap.
       n_iterations: int32, likewise.
       residual_norm: ‖b − A·x‖₂ of the returned x, not the residual norm of the recursion.

@@ -61,7 +61,7 @@ class Ravel:
     Attributes:
       tree: the structure of the pytree.
       shapes: of its leaves.
-      dtypes: of its leaves where they differ, which their parts of a vector take; empty where they are all the same.
+      dtypes: of its leaves, which their parts of a vector take; empty if they are all the same.
     """
 
     tree: Any
@@ -102,7 +102,7 @@ class Raveled:
 
 
 def ravel(b: Any, A: Any) -> Ravel | None:
-    """The map from the unknowns of one system to a vector; None where b is a vector, or A a matrix and b its columns.
+    """The map from the unknowns of one system to a vector; None if b is a vector, or A a matrix and b columns.
 
     For a function A every b is one unknown, of any shape, as in JAX and lineax.
 
@@ -172,12 +172,12 @@ def is_addressable(tree: Any) -> bool:
 
 
 def still(tree: Any) -> Any:
-    """Without derivatives: under `jax.grad` outside jit its numbers are known."""
+    """Without derivatives: under `jax.grad` outside jit its values are known."""
     return jax.tree.map(lambda a: lax.stop_gradient(a) if isinstance(a, Tracer) else a, tree)
 
 
 def part(A: Any) -> float:
-    """How much of a vector that A takes lies in the memory whose free bytes `memory.free` finds."""
+    """The fraction of a vector of A's that lies in the memory which `memory.free` measures."""
     basis: Any = A._in_bases()[1] if isinstance(A, Operator) else IDENTITY
     if basis.devices == 1:
         return 1.0
@@ -186,7 +186,7 @@ def part(A: Any) -> float:
 
 
 def cast(a: Array, dtype: Any) -> Array:
-    """`a.astype(dtype)`, which costs 10 µs outside jit also where nothing changes."""
+    """`a.astype(dtype)`, which costs 10 µs outside jit even if nothing changes."""
     return a if a.dtype == dtype and not jax.typeof(a).weak_type else a.astype(dtype)
 
 

@@ -1,4 +1,4 @@
-"""What is at fault where a solve failed: found after the loop, once, by a product or two with A."""
+"""The cause of a failed solve: found after the loop, once, by a product or two with A."""
 
 import functools
 from typing import Any
@@ -15,7 +15,7 @@ BREAKS = (Status.BREAKDOWN, Status.NOT_POSITIVE_DEFINITE, Status.NON_FINITE, Sta
 
 
 def diagnosed(rule: Rule, outer: Outer, x: Array, norm: Array) -> tuple[Array, Any]:
-    """The code of a solve that is over at x, by a product or two with A where it failed, and ‖A‖·‖x‖ from below.
+    """The code of a solve that is over at x, by a product or two with A if it failed, and ‖A‖·‖x‖ from below.
 
     Args:
       norm: of the residual of x.
@@ -65,7 +65,7 @@ def _cause(rule: Rule, A_norm: Array, x: Array, r: Array, norm: Array, last: Las
         p = last.p.astype(wide)
         Ap = A(p)
         curvature, rounding = space.dot(p, Ap), 100 * eps * space.norm(p) * space.norm(Ap)
-    # What M proposes, A takes elsewhere, or as far as a residual in the narrow type may grow.
+    # A·M·r is nearly orthogonal to r, or longer than a residual in the narrow type may grow.
     of_M = jnp.abs(space.dot(r, Az)) < AT_FAULT * space.norm(r) * space.norm(Az)
     of_M |= space.norm(Az) > MOST / jnp.finfo(narrow).eps * space.norm(r)
     confirmed = [

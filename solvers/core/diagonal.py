@@ -34,7 +34,7 @@ def rows_scaled(d: Array, r: Array) -> Array:
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False)
 class Diagonal(Operator):
-    """diag(d) as an operator: `@ r` for r of [n] or [n, k]. Reads n numbers.
+    """diag(d) as an operator: `@ r` for r of [n] or [n, k]. Reads n entries.
 
     Attributes:
       d: [n].

@@ -1,7 +1,7 @@
 """The loop of every Krylov method: start, steps, the true residual, the verdict (`stopping`), and start again.
 
 A method is a few functions: `start` makes its vectors from a true residual, `step` advances them once, `iterate`
-computes what they add to x. The loop stops the method where its recursion meets the tolerance, computes the true
+computes what they add to x. The loop stops the method when its recursion meets the tolerance, computes the true
 residual, and starts the method again from it as long as that helps. Refinement is the same loop with a narrower
 operator inside (`refine.py`). A solve that fails returns the best x that it saw.
 
@@ -81,7 +81,7 @@ def holding(step: Callable[[Space, Map, Map, Any], tuple[Any, Array, Array]], sc
 
 
 def chosen(flags: Array, new: Any, old: Any, scratch: tuple[str, ...] = ()) -> Any:
-    """The work `new` where the flag is set, else `old`, by column; the fields `scratch` of the new one."""
+    """The work `new` in columns whose flag is set, else `old`; the fields `scratch` always of the new one."""
     first = getattr(new, "columns_first", ()) if flags.ndim else ()
 
     def field(name: str, new: Any, old: Any) -> Any:
@@ -266,7 +266,7 @@ def repeated(goes_on: Callable[[State], Array], f: Callable[[State], State], loo
 
 
 def show(callback: Callable[..., None], moves: Array, x: Array) -> None:
-    """Calls callback(x) on the host where any column moves."""
+    """Calls callback(x) on the host if any column moves."""
 
     def called(any_moves: Any, x: Any) -> None:
         if any_moves:

@@ -60,7 +60,7 @@ class Solve(opaque.Rules):
         dA_x = opaque.jvp(lambda A: self._product(A, x)(x), system.A, tangents.A)
         inverse = dataclasses.replace(self, form="inverse" if self.form == "solution" else self.form)
         dx = None
-        if dA_x is not None:  # the sign stands outside, where XLA fuses it with what follows
+        if dA_x is not None:  # XLA fuses the sign with what follows
             dx = -inverse(system._replace(b=dA_x if db is None else dA_x - db, x0=None))
         elif db is not None:
             dx = inverse(system._replace(b=db, x0=None))
@@ -87,7 +87,7 @@ class Solve(opaque.Rules):
         return dataclasses.replace(self, form=form)(system._replace(b=cotangent, x0=None))
 
     def _checked(self, system: System) -> Array:
-        """A⁻¹·b, or A⁻ᵀ·b; NaN where that system is not solved."""
+        """A⁻¹·b, or A⁻ᵀ·b; NaN if that system is not solved."""
         c, is_transposed = system.b, self.form == "transposed"
         # For a Hermitian A, Aᵀ is the conjugate of A, so the fast product solves Aᵀ·x = c as A·x̄ = c̄. A may not be
         # Hermitian, and a derivative may change a single entry without its mirror image.
@@ -133,8 +133,8 @@ def _run(method: Method, options: Options, system: System, is_transposed: bool) 
 def _in_pieces(options: Options, basis: Any, system: System) -> System | None:
     """How the system lies over the devices of its basis, if the loop can run inside shard_map.
 
-    It cannot where A or M is a function of whole vectors; where columns lie over another mesh axis, along which some
-    devices would step on while others have ended; and with `progress`, which every device would call.
+    It cannot if A or M is a function of whole vectors, if columns lie over another mesh axis, along which some devices
+    would step on while others have ended, or with `progress`, which every device would call.
     """
     if basis.devices == 1 or options.progress is not None:
         return None

@@ -73,7 +73,7 @@ class Rules:
         raise NotImplementedError
 
     def columns(self, given: Any, dims: Any, /) -> Any:
-        """The results under vmap over `dims`, by their last axes, where the program shares work; else None."""
+        """The results under vmap over `dims`, by their last axes, if the program shares work; else None."""
         return None
 
 

@@ -19,8 +19,8 @@ Map = Callable[[Array], Array]
 class Product:
     """v -> A·v, with sums over it from the same pass; `apply` is the product alone.
 
-    On a GPU a call takes the product from the pass of the steps, `what` over A·v and `count` vectors: one kernel to
-    compile.
+    On a GPU a call uses the kernel of the steps, the pass `what` over A·v and `count` vectors, so that XLA compiles one
+    kernel.
     """
 
     apply: Map

@@ -21,7 +21,7 @@ from solvers.solution import Solution
 P = ParamSpec("P")
 Result = TypeVar("Result", bound=Solution)
 
-# Steps between two checks of the stopping rule on a GPU, where a check waits some 30 µs for the host; half of the steps
+# Steps between two checks of the stopping rule on a GPU: a check waits some 30 µs for the host. Half of the steps
 # between two checks are wasted at the end, on average, and in a refinement wherever it computes the true residual.
 STEPS_PER_CHECK_DEFAULT = 10
 STEPS_PER_CHECK_SMALL, SMALL = 40, 250_000  # unknowns, whose steps take less than 10 µs
@@ -172,7 +172,7 @@ def _settled(context: Any, most: int, drop: float, *values: Any) -> tuple[Option
     """As `settled`, for the values of CHECKED.
 
     Args:
-      context: what the result depends on beside the values: the steps between two checks, JAX's type of a float, and
+      context: what else the result depends on: the steps between two checks, JAX's type of a float, and
         whether a preconditioner is being traced.
     """
     rtol, atol, maxiter, history, every, callback, progress, adjoint = values
@@ -210,7 +210,7 @@ _settled_once = functools.lru_cache(maxsize=256, typed=True)(_settled)
 
 
 def steps_per_check(n: int, platform: str, arrays: int = 0, refines: bool = False) -> int:
-    """Steps between two checks of the stopping rule for n unknowns and an M of so many arrays.
+    """Steps between two checks of the stopping rule for n unknowns and an M of `arrays` arrays.
 
     An M with a coarse space has ten arrays, a cycle of multigrid dozens, and most take a kernel or more.
     """

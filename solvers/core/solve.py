@@ -55,7 +55,8 @@ def solve(
     A = operator(A, n, "A")
     inner = None if narrow is None else precision.given(A, inner, n)
     # An inner matrix that the user gave is in the user's order.
-    A, basis = (A.in_basis, A.basis) if inner is None else (A, IDENTITY)
+    basis = A.basis if inner is None else IDENTITY
+    A = A if basis.is_identity else A.in_basis
     if callback is not None and basis.devices > 1:
         raise ValueError(
             f"A lies on {basis.devices} devices, over which JAX calls nothing in order; pass progress=, or history=True"
@@ -67,7 +68,7 @@ def solve(
     b, x0 = arguments.cast(b, dtype), None if x0 is None else arguments.cast(x0, dtype)
     if narrow is not None:
         options = options._replace(values=narrow.dtype, dtype=precision.inner_dtype(narrow.dtype, dtype))
-    M = preconditioner(M, b)
+    M = None if M is None else preconditioner(M, b)
     # JAX differentiates unrolled steps through M, so that M's own solves must be as accurate as any other.
     if isinstance(adjoint, Adjoint) and isinstance(M, UserFunction):
         M = as_preconditioner(M)

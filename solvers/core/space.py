@@ -55,7 +55,7 @@ class Space:
         return self.sum(vectors.dot(x, y))
 
     def norm(self, x: Array) -> Array:
-        """‖x‖₂; squares of very large or small numbers over- or underflow."""
+        """‖x‖₂; squares of very large or small entries over- or underflow."""
         return jnp.sqrt(self.dot(x, x))
 
     @functools.partial(jax.jit, static_argnums=0)
@@ -128,7 +128,7 @@ class Space:
         return new, scalars, tuple(map(self._due, sums))
 
     def product_sums(self, A: Map, v: Array, what: Pass, *beside: Array) -> tuple[Array, tuple[Number, ...]]:
-        """A·v, and the sums of a pass over A·v and `beside`."""
+        """A·v, and the sums of a pass over A·v and the vectors `beside`."""
         if isinstance(A, Product):
             q, sums = A.with_sums(v, what, *beside)
             return q, tuple(map(self._due, sums))

@@ -66,7 +66,7 @@ class Last(NamedTuple):
     """The last direction of a method that keeps it."""
 
     p: Array  # [n]
-    along: Array  # Re rᴴ·p, with the true residual; ∞ where the direction is not to be kept
+    along: Array  # Re rᴴ·p, with the true residual; ∞ if the direction is not to be kept
 
 
 class Loop(NamedTuple):
@@ -94,7 +94,7 @@ class Outer(NamedTuple):
     k: Array
     code: Array  # RUNNING, or how it ended, with RETRY added while the best x is still to be judged
     norms: Any
-    last: Any  # a `Last`, where the method keeps its direction
+    last: Any  # a `Last`, if the method keeps its direction
     best: Best
     Ax_norm: Any  # ‖A‖·‖x‖ from below, of a self-adjoint method
     pace: Any = None
@@ -125,7 +125,7 @@ class End(NamedTuple):
 
 
 class Now(NamedTuple):
-    """The numbers of a loop and what ends it, by column too; what ends it is None where it has just been checked.
+    """The scalars of a loop and what ends it, by column too; what ends it is None if it has just been checked.
 
     A pass over vectors may take and return them; kernels in Mosaic GPU have no ~ of flags.
     """
@@ -151,7 +151,7 @@ class Now(NamedTuple):
         return tuple([a for a in self if a is not None])
 
     def after(self, norm: Array, code: Array) -> Self:
-        """The numbers after a step with this norm and code; as they were where the method is not active."""
+        """The scalars after a step with this norm and code; as they were in columns that are not active."""
         active = self.active
         moves = active & is_taken(code)
         norm, code = jnp.where(moves, norm, self.norm), jnp.where(active, code, self.code)
@@ -164,7 +164,7 @@ def is_taken(code: Array) -> Array:
 
 
 def root(a: Array) -> Array:
-    """The square root of a ≥ 0, and a itself where that is denormal. Mosaic GPU has jnp.sqrt since JAX 0.11."""
+    """The square root of a ≥ 0, and a itself if that is denormal. Mosaic GPU has jnp.sqrt since JAX 0.11."""
     return jnp.where(a >= jnp.finfo(a.dtype).tiny, a * lax.rsqrt(a), a)
 
 
@@ -174,10 +174,10 @@ def anyone(flags: Array) -> Array:
 
 
 def once_if(flags: Array, f: Callable[..., Any], carried: Any, *operands: Array) -> Any:
-    """f(carried, *operands) where any flag is set, else `carried`: by a loop of one trip or none.
+    """f(carried, *operands) if any flag is set, else `carried`: by a loop of one trip or none.
 
     vmap would copy the operands of a condition, A among them, once for each system. What does not depend on the trip's
-    number XLA computes before the loop, and so also where there is no trip.
+    number XLA computes before the loop, even if there is no trip.
     """
 
     def trip(number: Array, carried: Any) -> Any:
@@ -232,7 +232,7 @@ class Rule(NamedTuple):
     def stuck(self, now: Now | Loop, best: Best) -> Array:
         """Whether the residual blew up, or found no better x for many steps.
 
-        A method that keeps its direction waits; one whose recursion falls at every step, also where x grows, is
+        A method that keeps its direction waits; one whose recursion falls at every step, even while x grows, is
         compared with the true residual.
         """
         is_late = now.k >= 2 * best.k + (LOOK if self.method.least_squares else PATIENCE)
@@ -278,7 +278,7 @@ def judged(rule: Rule, x: Array, p: Any, loop: Loop, outer: Outer, before: Array
 
     Args:
       p: the direction of a method that keeps it, else None.
-      loop: how the method ended; `outer`: where it started, with a residual of norm `before`.
+      loop, outer: how the method ended, and from where it started, with a residual of norm `before`.
     """
     probe, eps, retries = rule.probe, jnp.finfo(rule.b.dtype).eps, outer.retries
     given, x = x, in_range(x, rule.unit)
@@ -319,7 +319,7 @@ def judged(rule: Rule, x: Array, p: Any, loop: Loop, outer: Outer, before: Array
     found, last = _where(retries | better, other, best)._replace(k=loop.k), None
     code = jnp.where(is_failure(code) & ~better & ~retries, code + RETRY, code)
     if p is not None:
-        # The direction after a step or two is not worth keeping, nor one in the wide type, unless the method waits.
+        # Keep the direction only after three or more steps, and only in a refinement or if the code is WAITING.
         worth = (loop.k - outer.k > 2) & ((rule.narrow is not None) | (loop.code == WAITING))
         last = Last(p, jnp.where(worth, sums[-1].real, jnp.inf))
     return Outer(x, r, sums[0].real, loop.k, code, loop.norms, last, found, Ax_norm, loop.pace)

@@ -34,7 +34,7 @@ def steps(settings: Any, narrow: Any) -> int:
 def run(space: Space, method: Method, options: Options, steps: int, system: System) -> tuple[Array, End]:
     """x [n] or [n, k] after at most `steps` steps, and how it ended; steps after the tolerance is met change nothing.
 
-    The method starts again only where its own codes require that; the true residual is computed once, at the end.
+    The method starts again only if its own codes require that; the true residual is computed once, at the end.
     """
     b, x0, limits = system.b, system.x0, system.limits
     A, M = product(system.A, b.dtype), product(system.M, b.dtype)
@@ -88,6 +88,6 @@ def run(space: Space, method: Method, options: Options, steps: int, system: Syst
 
 
 def _norm(space: Space, r: Array) -> Array:
-    """‖r‖₂, with derivative 0, not NaN, where it is 0."""
+    """‖r‖₂, with derivative 0, not NaN, if it is 0."""
     squared = space.dot(r, r)
     return jnp.where(squared == 0, 0, jnp.sqrt(jnp.where(squared == 0, 1, squared)))

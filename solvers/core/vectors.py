@@ -40,7 +40,7 @@ def times(A: Any, v: Array) -> Array:
 
 @jax.jit
 def ratio(a: Array, b: Array) -> Array:
-    """a / b, and 0 where b is 0."""
+    """a / b, or 0 if b is 0."""
     return jnp.where(b == 0, 0, a / jnp.where(b == 0, 1, b))
 
 
