@@ -324,7 +324,8 @@ def solved(A: Any, b: Any, x0: Any, settings: Any) -> Solution:
     norm = matrix_norm(F.A)
     condition = lax.cond(jnp.all(sol.success), jnp.zeros_like, lambda _: _condition(lax.stop_gradient(F)), norm)
     unsolved = jnp.isfinite(norm) & jnp.all(jnp.isfinite(b), axis=0) & ~jnp.asarray(sol.success)
-    is_singular = ~(condition * jnp.finfo(condition.dtype).eps < 0.1)
+    # cuDSS replaces small pivots, so that it has factors even of zeros.
+    is_singular = ~(condition * jnp.finfo(condition.dtype).eps < 0.1) | (norm == 0)
     cause = jnp.int32(Status.SINGULAR)
     if F.recipe[0] == "cholmod":
         cause = jnp.where(jnp.isnan(condition), jnp.int32(Status.NOT_POSITIVE_DEFINITE), cause)

@@ -1,5 +1,7 @@
 """Solvers on a GPU: the answer, the count, the status and the derivative, through the kernels."""
 
+import importlib.util
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,7 @@ import scipy.sparse as sp
 import scipy.sparse.linalg as spla
 
 import jaxsparse_fmt as jsf
-from solvers import Status, cg, eigsh, precond
+from solvers import Status, cg, direct, eigsh, precond
 from solvers.precond import _device_hierarchy
 from tests.solvers.methods import CASES as METHODS
 from tests.solvers.methods import REFINED
@@ -91,3 +93,24 @@ def test_pairs_near_a_singular_shift_are_right(dtype):
     sol = eigsh(jsf.from_scipy(S.astype(dtype), "csr"), 4, sigma=0)
     wanted = np.linalg.eigvalsh(S.toarray())[:4]
     assert sol.success and np.max(np.abs(np.asarray(sol.eigenvalues) - wanted)) <= 100 * np.finfo(dtype).eps
+
+
+@pytest.mark.skipif(importlib.util.find_spec("spineax") is None, reason="the extra 'cudss' is not installed")
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_cudss_solves_with_new_values_in_a_batch_and_differentiates(symmetric):
+    P = sp.csr_array(jsf.gallery.poisson(20, dim=2) if symmetric else jsf.gallery.convection_diffusion(7))
+    A, b = jsf.from_scipy(P, "csr"), np.random.default_rng(0).standard_normal(P.shape[0])
+    x, scales = spla.spsolve(P.tocsc(), b), np.array([1.0, 2.0, -0.5])
+
+    def solve(data, backend="cudss"):
+        return direct(A.with_data(data), b, backend=backend, symmetric=symmetric).x
+
+    batch = jax.jit(jax.vmap(solve))(scales[:, None] * A.data)
+    np.testing.assert_allclose(batch, x / scales[:, None], rtol=1e-8, atol=1e-10)
+    got, want = (
+        jax.jit(jax.grad(lambda data, name=name: jnp.sum(jnp.sin(solve(data, name)))))(A.data)
+        for name in ("cudss", "superlu")
+    )
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-9 * np.abs(want).max())
+    with jax.debug_nans(False):
+        assert direct(0 * A, b, backend="cudss").status is Status.SINGULAR
