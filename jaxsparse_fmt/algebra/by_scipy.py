@@ -70,7 +70,7 @@ def product(S: Csr, R: Csr) -> Csr:
         C = None if cancelled else rows @ R
         if C is None or not _is_whole(C):
             cancelled.append(begin)
-            C = _product_with_zeros(rows, R)
+            C = _product_with_zeros(rows, R, C)
         return sorted_rows(C)
 
     # SciPy marks all columns anew for each piece.
@@ -128,14 +128,18 @@ def _is_whole(C: Csr) -> bool:
     return C.data.base is not None and C.data.base.size == C.nnz
 
 
-def _product_with_zeros(S: Csr, R: Csr) -> Csr:
-    """S @ R with the sums that cancel, which SciPy keeps in complex numbers whose imaginary parts do not cancel."""
-    if np.result_type(S.data, R.data).kind == "f":
+def _product_with_zeros(S: Csr, R: Csr, C: Csr | None) -> Csr:
+    """S @ R with the sums that cancel, which SciPy keeps in complex numbers whose imaginary parts do not cancel.
+
+    Args:
+      C: S @ R as SciPy computes it, if known.
+    """
+    if np.result_type(S.data, R.data).kind == "f" and R.data.all():
         imaginary = np.random.default_rng(0).uniform(1, 2, S.nnz).astype(S.dtype)
-        C = with_data(S, S.data + 1j * imaginary) @ R
-        if _is_whole(C):
-            return with_data(C, C.data.real.copy())
-    return _with_zeros(sorted_rows(S @ R), operator.matmul, S, R)
+        both = with_data(S, S.data + 1j * imaginary) @ R
+        if _is_whole(both):
+            return with_data(both, both.data.real.copy())
+    return _with_zeros(sorted_rows(S @ R if C is None else C), operator.matmul, S, R)
 
 
 def _with_zeros(C: Csr, places: Any, S: Csr, R: Csr) -> Csr:
