@@ -18,6 +18,7 @@ from jaxsparse_fmt.algebra import patterns
 from jaxsparse_fmt.algebra.assembly import assembly, coordinates, grouped, summed
 from jaxsparse_fmt.choose import ranking
 from jaxsparse_fmt.core.matrix import CHOOSERS, SparseMatrix, build
+from jaxsparse_fmt.core.scipy_names import ScipyNames
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.bsr import MAX_COLUMNS
 from jaxsparse_fmt.formats.order import order_of
@@ -102,8 +103,8 @@ CHOOSERS |= {"auto": _ranked, "tune": _tuned}
 
 def checked(S: Any, dtype: Any, backend: str, max_bytes: float | None = None) -> tuple[Csr, Target]:
     """The user's matrix in canonical CSR, and the target of its conversion. See `from_scipy`."""
-    given = getattr(S, "dtype", None)  # SciPy knows no 16-bit floats
-    if hasattr(S, "to_scipy") and given is not None:  # ours, sharded too
+    given = S
+    if isinstance(S, ScipyNames):
         S = S.to_scipy()
     if not scipy.sparse.issparse(S):
         raise TypeError(
@@ -112,7 +113,8 @@ def checked(S: Any, dtype: Any, backend: str, max_bytes: float | None = None) ->
         )
     if S.ndim != 2:
         raise ValueError(f"from_scipy takes a two-dimensional matrix, got shape {S.shape}")
-    stored = floating_dtype(given, "the matrix") if dtype is None else requested_dtype(dtype)
+    # SciPy knows no 16-bit floats, which a matrix of ours may have.
+    stored = floating_dtype(given.dtype, "the matrix") if dtype is None else requested_dtype(dtype)
     if dtype is None and S.dtype.kind in "fc" and S.dtype.itemsize > stored.itemsize >= 4:
         _warn_once(str(stored))
     check_keeps_imaginary(S.dtype, stored)
@@ -173,7 +175,7 @@ def from_coo(
         return from_scipy(scipy.sparse.coo_array((data, (row, col)), shape=shape), format, dtype, **options)
     with concrete():
         S, duplicates = grouped(row, col, shape, "auto")
-        data = data if hasattr(data, "dtype") else np.asarray(data)
+        data = data if isinstance(data, jax.Array) else np.asarray(data)
         whole = np.dtype(data.dtype).kind in "iub"
         with jax.enable_x64(True) if whole else contextlib.nullcontext():  # float32 would round their sums
             values = summed(duplicates, as_floating(data, "data"))
@@ -208,7 +210,7 @@ def from_dense(a: Any, format: str = "auto", dtype: Any = None, **options: Any) 
       >>> js.from_dense(np.diag([1.0, 2.0])).nnz
       2
     """
-    if scipy.sparse.issparse(a) or hasattr(a, "to_scipy") or of_jax_sparse(a):
+    if scipy.sparse.issparse(a) or isinstance(a, ScipyNames) or of_jax_sparse(a):
         cure = "from_bcoo" if of_jax_sparse(a) else "from_scipy"
         raise TypeError(f"from_dense takes a dense array, got {type(a).__name__}; use {cure} for a sparse matrix")
     a = np.asarray(a)

@@ -10,6 +10,7 @@ from jaxsparse_fmt._arguments import as_floating
 from jaxsparse_fmt._tracing import is_traced, standard_promotion
 from jaxsparse_fmt.algebra import patterns
 from jaxsparse_fmt.core.matrix import SparseMatrix
+from jaxsparse_fmt.core.scipy_names import ScipyNames
 from jaxsparse_fmt.core.transposed import Transposed
 
 
@@ -75,7 +76,7 @@ def _eliminated(A: Any, free: Array, diagonal: Array, is_fixed: np.ndarray) -> A
 
 
 def _check(A: Any) -> None:
-    if not hasattr(A, "with_data"):
+    if not isinstance(A, ScipyNames):
         patterns.check("constrain", A)
     if A.shape[0] != A.shape[1]:
         raise ValueError(f"constrain takes a square matrix, got shape {A.shape}")

@@ -20,6 +20,7 @@ from jaxsparse_fmt._dtypes import index_dtype, scipy_dtype
 from jaxsparse_fmt._tracing import is_concrete, is_on_cpu
 from jaxsparse_fmt._types import Array, Csr, CsrArrays
 from jaxsparse_fmt.core import mesh_axes
+from jaxsparse_fmt.core.basis import Operator
 from jaxsparse_fmt.core.kept import Kept
 from jaxsparse_fmt.kernels.backends import jax_versions
 from jaxsparse_fmt.kernels.layout.address import expand_ptr, row_pointers
@@ -208,7 +209,7 @@ def _canonical(row: Array, col: Array, entry: Array, A: Any) -> Array:
 
 def checked(data: Any, nnz: int) -> Array:
     """New entries, as floats. ValueError: another shape than [nnz]. TypeError: a matrix."""
-    if hasattr(data, "data_of"):
+    if isinstance(data, Operator):
         raise TypeError("with_data takes entries [nnz]; those of a matrix B of the same pattern are B.data")
     data = as_floating(data, "data")
     if data.shape != (nnz,):

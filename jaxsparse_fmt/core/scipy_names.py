@@ -28,7 +28,7 @@ class ScipyNames(Operator):
 
     A subclass provides `shape`, `dtype`, `nnz`, `T`, `matvec`, `_transposed` (Aᵀ·y without conjugation), `_each` (the
     same matrix with a function applied to all of its values), `_combined` and `_times_matrix` (with another matrix),
-    `asformat` and `todense`.
+    `asformat`, `todense` and `to_scipy`.
     """
 
     ndim: ClassVar[int] = 2
@@ -42,6 +42,7 @@ class ScipyNames(Operator):
     _times_matrix: Any
     asformat: Any
     todense: Any
+    to_scipy: Any
 
     # --------------------------------------------------------------------------------------------------- products
 
@@ -220,7 +221,6 @@ class OnOneDevice(ScipyNames):
     row_ids: Any
     col_ids: Any
     with_data: Any
-    to_scipy: Any
 
     def _repr_html_(self) -> str | None:
         """For notebooks: sizes, format and a picture of the pattern; None, which shows `repr`, inside a trace."""
