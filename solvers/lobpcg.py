@@ -72,14 +72,14 @@ def lobpcg(
       [0.764, 1.764]
     """
     check_choice("which", which, SIGNS)
-    own, basis, k, X0 = eigenproblem(A, k, X0, "X0", (GUARDS,))
+    A, basis, k, X0 = eigenproblem(A, k, X0, "X0", (GUARDS,))
     n, p = X0.shape
     if not k <= p <= n:
         raise ValueError(f"X0 has {p} columns; k = {k} and n = {n} need from {k} to {n}")
     M = preconditioner(M, X0[:, 0], "make X0 complex")
     ends = limits(tol, maxiter)
     basis.agree(lambda: {"k": k, "which": which, "tol": tol, "maxiter": maxiter, "M": described(M)})
-    return _solve((k, SIGNS[which]), (own, M), basis, X0, ends)
+    return _solve((k, SIGNS[which]), (A, M), basis, X0, ends)
 
 
 def _in_basis(plan: Any, maps: tuple[Any, Any], basis: Basis, X0: Array, limits: Limits) -> EigenSolution:
@@ -96,7 +96,7 @@ _solve = Entry(_in_basis, lambda _, X0: (X0[:, 0], X0[:, 0]))
 
 
 class State(NamedTuple):
-    """Blocks of vectors as rows; a row of zeros is a dropped direction."""
+    """Vectors are rows; a row of zeros is a dropped direction."""
 
     V: Array  # [2·p, n] orthonormal: X, and the last directions P
     AV: Array
@@ -118,25 +118,27 @@ def _run(k: int, sign: int, pencil: Pencil, X: Array, limits: Limits, M: Map | N
     """The smallest k pairs of A (sign 1) or the largest (−1) from X [p, n], p ≥ k, and ‖A‖₂ from below."""
     A, p, norms = pencil.A, X.shape[0], jax.vmap(norm)
     e_A = exponent(A(X[0]))
-    block = lambda V: sign * jax.vmap(lambda v: scaled(A(v), -e_A))(V)  # noqa: E731
 
-    def over(state: State, units: int) -> Array:
+    def products(V: Array) -> Array:
+        return sign * jax.vmap(lambda v: scaled(A(v), -e_A))(V)
+
+    def excess(state: State, units: int) -> Array:
         """Residual norms in units of those that are allowed."""
         return ratio(norms(state.residuals), limits.allowed(state.values, state.norm, units))
 
     def fresh(state: State) -> State:
         V = _orthonormal(state.V)
-        values, C, _ = _ritz(V, AV := block(V))
+        values, C, _ = _ritz(V, AV := products(V))
         A_norm = jnp.maximum(state.norm, jnp.max(norms(AV)))
-        V, AV, products = matmul(C.T, V), matmul(C.T, AV), state.products + 2 * p
-        return state._replace(V=V, AV=AV, values=values[:p], norm=A_norm, products=products)
+        V, AV = matmul(C.T, V), matmul(C.T, AV)
+        return state._replace(V=V, AV=AV, values=values[:p], norm=A_norm, products=state.products + 2 * p)
 
     def judge(state: State) -> State:
         """Sets the code, by true residuals wherever the recursion meets the tolerance."""
-        claims = jnp.all(over(state, CLAIM)[:k] <= 1)
+        claims = jnp.all(excess(state, CLAIM)[:k] <= 1)
         due = claims | (state.defect != RUNNING) | (state.steps >= limits.maxiter) | (state.steps % REFRESHED == 0)
         state = lax.cond(due, fresh, lambda state: state, state)
-        worst = jnp.max(over(state, TRUE)[:k])
+        worst = jnp.max(excess(state, TRUE)[:k])
         code = status_of(
             (~jnp.isfinite(worst) | ~jnp.all(jnp.isfinite(state.values)), Status.NON_FINITE),
             (state.defect == Status.NOT_SYMMETRIC, Status.NOT_SYMMETRIC),
@@ -152,9 +154,9 @@ def _run(k: int, sign: int, pencil: Pencil, X: Array, limits: Limits, M: Map | N
         W = R if M is None else jax.vmap(M)(R).astype(R.dtype)
         W = jax.vmap(lambda w: scaled(w, -exponent(w)))(W)
         indefinite = jnp.any(jnp.sum(jnp.conj(R) * W, axis=1).real < 0)
-        W = jnp.where((over(state, CLAIM) > 1)[:, None], W, 0)  # a converged pair stays in X and adds no direction
+        W = jnp.where((excess(state, CLAIM) > 1)[:, None], W, 0)  # a converged pair stays in X and adds no direction
         W = _orthonormal(W, state.V)
-        A_norm = jnp.maximum(state.norm, jnp.max(norms(AW := block(W))))
+        A_norm = jnp.maximum(state.norm, jnp.max(norms(AW := products(W))))
         S, AS = jnp.concatenate([state.V, W]), jnp.concatenate([state.AV, AW])
         values, C, gap = _ritz(S, AS)
         C = C[:, :p].T

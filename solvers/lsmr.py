@@ -102,16 +102,17 @@ def lsmr(A: Any, b: Any, x0: Any = None, *, damp: float = 0.0, **settings: Unpac
     options, adjoint, limits = settled(settings, (maps, b), n, 10 * min(b.shape[0], n))
     if adjoint == "unrolled":
         raise TypeError("adjoint must be a solvers.Adjoint for lsmr, which is not unrolled; got 'unrolled'")
-    own, *bases = maps[0]._in_bases()
-    numbers = {name: settings.get(name) for name in ("rtol", "atol", "maxiter", "history", "check_every")}
-    bases[1].agree(lambda: vectors | {"damp": damp, "M": described(M)} | numbers)
-    b, x0 = bases[1].placed(b), bases[0].placed(x0)
+    inside, x_basis, b_basis = maps[0]._in_bases()
+    limiting = {name: settings.get(name) for name in ("rtol", "atol", "maxiter", "history", "check_every")}
+    b_basis.agree(lambda: vectors | {"damp": damp, "M": described(M)} | limiting)
+    b, x0 = b_basis.placed(b), x_basis.placed(x0)
     with calling(options):
-        return _solve((options, adjoint, n), (own, maps[1], M), cast(Any, tuple(bases)), b, x0, factor, limits)
+        bases: Any = x_basis, b_basis
+        return _solve((options, adjoint, n), (inside, maps[1], M), bases, b, x0, factor, limits)
 
 
 def _two_sided(A: Any, b: Array) -> tuple[tuple[Any, Any], Any, int]:
-    """A matrix and None or a pair of functions, the dtype of their products, and the number of columns."""
+    """A matrix and None, or A and Aᴴ as functions; the dtype of their products; the number of columns."""
     m = b.shape[0]
     if isinstance(A, (tuple, list)) and len(A) == 2 and all(callable(f) for f in A):
         if b.ndim == 2:
@@ -138,40 +139,41 @@ def _two_sided(A: Any, b: Array) -> tuple[tuple[Any, Any], Any, int]:
     if isinstance(A, np.ndarray):
         A = owned(A)
         A = A if jnp.issubdtype(A.dtype, jnp.inexact) else A.astype(float)
-    own, dtype = wrapped(A, "A"), A.dtype if hasattr(A, "dtype") else b.dtype
-    if isinstance(own, UserFunction):
-        return (own, UserFunction(lambda u: adjoint_product(A, u), A.T)), dtype, A.shape[1]
-    return (own, None), dtype, A.shape[1]
+    operator, dtype = wrapped(A, "A"), A.dtype if hasattr(A, "dtype") else b.dtype
+    is_opaque = isinstance(operator, UserFunction)
+    return (operator, UserFunction(lambda u: adjoint_product(A, u), A.T) if is_opaque else None), dtype, A.shape[1]
 
 
 def _compute(
     plan: Any, maps: tuple[Any, Any, Any], bases: Any, b: Array, x0: Any, damp: Any, limits: Limits
 ) -> LeastSquaresSolution:
-    (options, adjoint, n), dtype, (forth, back, M), (of_x, of_b) = plan, b.dtype, maps, bases
-    b, x0 = of_b.enter(b), None if x0 is None else of_x.enter(x0)
-    m, n = b.shape[0], n if back is not None else forth.shape[1]
-    if back is None:
-        A = forth._prepared(transposed=True)
-        forth, back = A.__matmul__, (lambda u: adjoint_product(A, u))
-    else:
-        forth, back = forth.__matmul__, back.__matmul__
-    rows, shape = b, (n, *b.shape[1:])
-    if damp is not None:
-        # The damped problem is the plain one with λ·I below A and zeros below b.
-        factor, above, below = damp.astype(jnp.finfo(dtype).dtype), forth, back
-        forth = lambda v: jnp.concatenate([above(v).astype(dtype), factor * v])  # noqa: E731
-        back = lambda u: below(u[:m]).astype(dtype) + factor * u[m:]  # noqa: E731
-        rows = jnp.concatenate([b, jnp.zeros(shape, dtype)])
+    (options, adjoint, n), (A, H, M), (x_basis, b_basis), dtype = plan, maps, bases, b.dtype
+    b, x0 = b_basis.enter(b), None if x0 is None else x_basis.enter(x0)
+    if H is None:
+        A, n = A._prepared(transposed=True), A.shape[1]
+    m, shape = b.shape[0], (n, *b.shape[1:])
+    # A damped problem is the plain one with λ·I below A and zeros below b.
+    factor = None if damp is None else damp.astype(jnp.finfo(dtype).dtype)
+    rows = b if damp is None else jnp.concatenate([b, jnp.zeros(shape, dtype)])
     unknown = mesh_axes.varying(jnp.zeros(shape, dtype), rows)
-    like = (forth, unknown), (back, rows)
-    K = Maps(*(traced(lambda v, f=f: f(v).astype(dtype), example) for f, example in like))
+
+    def forth(v: Array) -> Array:
+        above = (A @ v).astype(dtype)
+        return above if factor is None else jnp.concatenate([above, factor * v])
+
+    def back(u: Array) -> Array:
+        above = u if factor is None else u[:m]
+        sums = (adjoint_product(A, above) if H is None else H @ above).astype(dtype)
+        return sums if factor is None else sums + factor * u[m:]
+
+    K = Maps(traced(forth, unknown), traced(back, rows))
     if M is not None:
-        precondition = within(M, of_x)
+        precondition = within(M, x_basis)
         M = traced(lambda r: (precondition @ r).astype(dtype), unknown)
     M, x0, limits = lax.stop_gradient((M, x0, limits))
     x, end = LeastSquares(_run, options, adjoint)(System(K, M, rows, x0, limits))
     norms = end.norms if options.history_length else None
-    return LeastSquaresSolution(of_x.leave(x), end.code, end.k, length(end.r[:m]), norms, end.normal)
+    return LeastSquaresSolution(x_basis.leave(x), end.code, end.k, length(end.r[:m]), norms, end.normal)
 
 
 def _examples(plan: Any, b: Array) -> tuple[Any, Any, Any]:

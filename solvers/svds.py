@@ -15,7 +15,7 @@ from solvers.core import arguments
 from solvers.core.operators import wrapped
 from solvers.core.scaling import scaled
 from solvers.core.space import HERE, exponent, length
-from solvers.core.vectors import adjoint_product, ratio
+from solvers.core.vectors import adjoint_product, matmul, ratio
 from solvers.eigenpairs import MESSAGES
 from solvers.eigsh import eigsh
 from solvers.solution import Outcome
@@ -132,14 +132,14 @@ def svds(
 
 @functools.partial(jax.jit, static_argnums=0)
 def _triples(tall: bool, A: Any, found: Any) -> SingularSolution:
-    own = found.eigenvectors[:, ::-1]
-    other = image(tall, A, own)
-    # The singular vectors of A in the space that was found: of small s, whose images are rounding, they are as exact.
-    U, S, Zh = jnp.linalg.svd(lax.stop_gradient(other), full_matrices=False)
-    own, other = (jnp.matmul(a, jnp.conj(Zh.T), precision=lax.Precision.HIGHEST) for a in (own, other))
-    s = length(other)
-    other = ratio(other, s)
-    s, other = (a + lax.stop_gradient(exact - a) for a, exact in ((s, S), (other, U)))
-    u, v = (other, own) if tall else (own, other)
+    short = found.eigenvectors[:, ::-1]  # of the shorter side
+    long = image(tall, A, short)
+    # The singular vectors of A in the space that was found are as exact for a small s, whose images are rounding.
+    U, S, Zh = jnp.linalg.svd(lax.stop_gradient(long), full_matrices=False)
+    short, long = (matmul(a, jnp.conj(Zh.T)) for a in (short, long))
+    s = length(long)
+    long = ratio(long, s)
+    s, long = (a + lax.stop_gradient(exact - a) for a, exact in ((s, S), (long, U)))
+    u, v = (long, short) if tall else (short, long)
     residuals = lax.stop_gradient(jnp.maximum(length(A @ v - s * u), length(adjoint_product(A, u) - s * v)))
     return SingularSolution(u, s, jnp.conj(v.T), found.code, found.n_iterations, residuals)

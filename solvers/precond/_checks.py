@@ -36,18 +36,13 @@ def is_sharded(A: Any) -> bool:
     return getattr(A, "name", None) == "sharded"
 
 
-def ours(A: Any, maker: str) -> None:
-    """TypeError: not a matrix of jaxsparse_fmt."""
+def on_one_device(A: Any, maker: str) -> None:
+    """Refuses what is not a matrix of jaxsparse_fmt by TypeError, and a sharded one by ValueError."""
     if not hasattr(A, "entries"):
         raise TypeError(
             f"{maker} takes a jaxsparse matrix, got {type(A).__name__}; convert it with from_scipy, "
             "from_bcoo or from_dense"
         )
-
-
-def on_one_device(A: Any, maker: str) -> None:
-    """Refuses what is not a matrix of jaxsparse_fmt by TypeError, and a sharded one by ValueError."""
-    ours(A, maker)
     if is_sharded(A):
         raise ValueError(
             f"{maker} works on one device, and A is sharded; gather it by from_scipy(A.to_scipy()), or take a "
@@ -111,19 +106,8 @@ def untraced(A: Any, maker: str = "multigrid") -> None:
         )
 
 
-def entries(data: np.ndarray, diagonal: np.ndarray, first: int = 0, order: str = "") -> None:
-    """Refuses a matrix with these entries, and this diagonal from row `first` on, that multigrid cannot treat."""
-    finite(data, "A")
-    if np.any(zeros := diagonal == 0):
-        raise ValueError(
-            f"A has a zero on its diagonal, first in row {first + np.flatnonzero(zeros)[0]}{order}, and multigrid's "
-            "smoothers divide by the diagonal; eliminate such unknowns (constraints, empty rows), or take another "
-            "preconditioner"
-        )
-
-
 def near_null(B: Any, n: int, dtype: Any) -> Any:
-    """The near-null space as [n, k], whose numbers `finite` checks."""
+    """The near-null space as [n, k], whose entries `finite` checks."""
     B = B[:, None] if B.ndim == 1 else B
     if B.ndim != 2 or B.shape[0] != n or B.shape[1] == 0:
         raise ValueError(f"B must hold one row an unknown, shape ({n}, k); got {B.shape}")
@@ -165,7 +149,12 @@ def host(A: Any) -> Any:
     S = S.astype(kind, copy=not S.has_canonical_format)
     S.check_format(full_check=True)
     S.sum_duplicates()
-    entries(S.data, S.diagonal())
+    finite(S.data, "A")
+    if np.any(zeros := S.diagonal() == 0):
+        raise ValueError(
+            f"A has a zero on its diagonal, first in row {np.argmax(zeros)}, and multigrid's smoothers divide by the "
+            "diagonal; eliminate such unknowns (constraints, empty rows), or take another preconditioner"
+        )
     return S
 
 

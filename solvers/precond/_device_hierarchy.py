@@ -25,7 +25,7 @@ from jaxsparse_fmt.algebra import on_device
 from jaxsparse_fmt.algebra.on_device import on_accelerator
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from solvers.precond import _device_programs as programs
-from solvers.precond._hierarchy import DENSEST, ROUNDING, STRICTER, WEAKER, largest_value
+from solvers.precond._hierarchy import DENSEST, ROUNDING, STRICTER, WEAKER, Aggregation, Start, largest_value
 
 MANY = 2**22  # entries of a matrix up to which the host makes all levels
 FEW = 2**20  # entries of a level up to which the host makes it, and those below it
@@ -70,19 +70,6 @@ class Made(NamedTuple):
     largest: tuple[float, float]  # absolute values of A and of the inverse diagonal
 
 
-class Large(NamedTuple):
-    """The large levels, and the matrix below them for the host: S in SciPy's CSR, its near-null vector and the size of
-    the sums in its diagonal, [n] each.
-    """
-
-    levels: list[Made]
-    S: Any
-    near: np.ndarray
-    unit: np.ndarray
-    theta: float
-    definite: bool
-
-
 def serves(A: Any, B: Any) -> bool:
     """Whether the type and sizes of A and B allow a set-up here."""
     if not isinstance(A, SparseMatrix) or not jnp.issubdtype(A.dtype, jnp.floating):
@@ -92,8 +79,15 @@ def serves(A: Any, B: Any) -> bool:
     return sized and vector and not hasattr(A, "block_shape") and on_accelerator(A.values)
 
 
-def large_levels(A: Any, B: Any, theta: float, most: int) -> Large | None:
-    """The levels of more than `FEW` entries and `most` rows; None if there is none, or if the host has to set A up."""
+def large_levels(
+    A: Any, B: Any, theta: float, most: int, keep: Callable[[Made, int], Any]
+) -> tuple[Any, Aggregation, Start] | None:
+    """Sets up the levels of more than `FEW` entries and `most` rows, of which `keep` makes those of the `Start`.
+
+    Returns:
+      The matrix below them, in SciPy's CSR, with how to go on; None if there is no such level, or the host has to set A
+      up.
+    """
     rooms, levels = rooms_of(A.shape[0], A.nnz), []
     matrix = _finest(A, B, theta, rooms)
     while matrix is not None and matrix.entries > FEW and matrix.rows > most and (step := _coarsened(matrix, rooms)):
@@ -103,7 +97,9 @@ def large_levels(A: Any, B: Any, theta: float, most: int) -> Large | None:
         return None
     n, vectors = matrix.rows, (matrix.near, matrix.known.unit)
     S, near, unit = programs.cut((n, n), matrix.entries, matrix.A, *vectors)
-    return Large(levels, S.to_scipy(), np.asarray(near), np.asarray(unit), matrix.theta, matrix.definite)
+    S, near, unit = S.to_scipy(), np.asarray(near), np.asarray(unit)
+    start = Start([keep(made, k) for k, made in enumerate(levels)], unit, matrix.definite)
+    return S, Aggregation(near[:, None], 1, matrix.theta, most), start
 
 
 def _finest(A: Any, B: Any, theta: float, rooms: Rooms) -> Matrix | None:

@@ -14,6 +14,7 @@ of the finest, 9 fine products a cycle, and more where formats pad.
 """
 
 import dataclasses
+import functools
 import warnings
 from typing import Any, Self
 
@@ -226,14 +227,12 @@ def multigrid(
         cure = "take precond.schwarz(A, precond.multigrid), which sets up the block of each device by itself"
         arguments.check_free_memory(BYTES * A.nnz, "A and its levels on the host", cure, arguments.memory.of_host)
     if _device_hierarchy.serves(A, B):
-        stored, smallest = _stored(A, dtype), coarsest(A)
+        keep = functools.partial(_level, A, degree, _stored(A, dtype))
         with concrete(), jax.enable_x64(True):  # in float64, as on the host
-            large = _device_hierarchy.large_levels(A, B, theta, smallest)
-            levels = [_level(A, made, degree, stored, k) for k, made in enumerate(large.levels)] if large else []
-        if large:
-            coarsening = _hierarchy.Aggregation(large.near[:, None], 1, large.theta, smallest)
-            start = _hierarchy.Start(levels, large.unit, large.definite)
-            return _examined(*_built(A, large.S, coarsening, *settings, start))
+            large = _device_hierarchy.large_levels(A, B, theta, coarsest(A), keep)
+        if large is not None:
+            S, coarsening, start = large
+            return _examined(*_built(A, S, coarsening, *settings, start))
     S = checks.host(A)
     b = checks.block_size(A, S)
     near = np.tile(np.eye(b, dtype=S.dtype), (S.shape[0] // b, 1))
@@ -251,7 +250,7 @@ def multigrid(
     return _examined(*spread.finished(*_built(A, S, coarsening, *settings, spread=spread)))
 
 
-def _level(A: Any, made: _device_hierarchy.Made, degree: int, dtype: Any, k: int) -> Level:
+def _level(A: Any, degree: int, dtype: Any, made: _device_hierarchy.Made, k: int) -> Level:
     """Level k in its formats, from what the accelerator made."""
     S, R, P, inverse = made.arrays()
     step = Level(S, R, P, inverse, _hierarchy.recurrence(degree, made.upper))
