@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from jaxsparse_fmt._arguments import as_floating, as_vector
+from jaxsparse_fmt._arguments import MAX_DENSE_BYTES, as_floating, as_vector, check_dense
 from jaxsparse_fmt._dtypes import index_dtype
 from jaxsparse_fmt._pytrees import pytree
 from jaxsparse_fmt._text import readable_bytes
@@ -366,7 +366,11 @@ class ShardedMatrix(ShardedAlgebra):
         row, col, _, value = self.entries()
         return CsrArrays(value, col, row_pointers(row, self.shape[0]).astype(index_dtype(self.nnz)), self.shape)
 
-    todense = SparseMatrix.todense
+    def todense(self, *, max_bytes: float = MAX_DENSE_BYTES) -> Array:
+        """As `SparseMatrix.todense`."""
+        check_dense(self.shape, self.dtype, "use A @ x", max_bytes)
+        row, col, _, value = self.entries()
+        return jnp.zeros(self.shape, self.dtype).at[row, col].add(value)
 
     def to_scipy(self) -> Csr:
         """The matrix on the host as a canonical CSR array, in the user's order; 16-bit floats become float32.
