@@ -81,7 +81,7 @@ def combined(f: Callable[[Any, Any], Any], places: Callable[[Any, Any], Any], S:
     """f(S, R), a sum, a difference or a product by entries, in canonical order.
 
     Args:
-      places: a function as f, whose result for matrices of ones has the entries of f's and no zeros.
+      places: an operation with f's pattern whose result on matrices of ones has no zeros, such as add for subtract.
     """
 
     def piece(begin: int, end: int) -> Csr:

@@ -17,10 +17,9 @@ from jaxsparse_fmt._tracing import is_concrete
 from jaxsparse_fmt._types import Array
 from jaxsparse_fmt.core.basis import Operator
 
-# What makes matrices of matrices on one device, by name; `algebra/operations.py` fills it.
+# Operations that build a matrix from matrices on one device, by name; `algebra/operations.py` fills it.
 OPERATORS: dict[str, Callable[..., Any]] = {}
-# Entries of a matrix beyond which a notebook shows no picture of it, which needs the pattern on the host.
-MOST_DRAWN = 5_000_000
+MOST_DRAWN = 5_000_000  # entries of a matrix whose picture a notebook shows; a picture needs the pattern on the host
 
 
 class ScipyNames(Operator):

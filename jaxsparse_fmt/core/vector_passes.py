@@ -1,9 +1,8 @@
 """Fused passes over vectors, for a solver's updates and inner products.
 
-On a GPU a pass over real vectors of [n] is one kernel (`kernels/vector_pass.py`), and a sum stays in parts until
-it is needed, perhaps by the next pass. Elsewhere, and for complex numbers and [n, k] columns, a pass is plain jnp.
-
-XLA cannot partition a kernel: vectors that are spread over devices are passed over inside shard_map, piece by piece.
+On a GPU a pass over real vectors [n] is one kernel (`kernels/vector_pass.py`), and a sum stays in parts until it is
+needed, perhaps by the next pass. Elsewhere, and for complex numbers and columns [n, k], a pass is plain jnp. XLA cannot
+partition a kernel, so a pass over vectors that are spread over devices runs inside shard_map, on each device's piece.
 """
 
 import dataclasses
@@ -33,26 +32,26 @@ from jaxsparse_fmt.kernels.vector_pass import sweep as sweep_by_kernel
 class Parts:
     """A sum in parts: [m] numbers, [m, k] for k columns, that are still to be added."""
 
-    of: Array
+    summands: Array
 
     @property
     def dtype(self) -> Any:
-        return self.of.dtype
+        return self.summands.dtype
 
 
 Number = Array | Parts
 
 
 def total(a: Number) -> Array:
-    return jnp.sum(a.of, axis=0) if isinstance(a, Parts) else a
+    return jnp.sum(a.summands, axis=0) if isinstance(a, Parts) else a
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def noise(n: int, dtype: Any, seed: int = 0, first: Array | int = 0) -> Array:
-    """n numbers between −1 and 1 without a pattern, the same at every call with a seed, from place `first` on.
+    """n pseudorandom numbers between −1 and 1, numbers `first` to `first` + n − 1 of the sequence of a seed.
 
-    Each number is a hash of its place, with the shifts and factors that C. Wellons' search found to mix 32 bits best
-    (hash-prospector). A generator of jax.random would take XLA on a CPU 0.4 s to compile.
+    Each is a hash of its index, with the shifts and factors that C. Wellons' search found to mix 32 bits best
+    (hash-prospector). XLA on a CPU would take 0.4 s to compile a generator of jax.random.
     """
     h = lax.iota(jnp.uint32, n) + jnp.uint32((1 + seed * 0x9E3779B9) % 2**32)  # 0 would stay 0
     h = h if isinstance(first, int) else h + first.astype(jnp.uint32)
@@ -76,7 +75,7 @@ def sweep(what: Pass, numbers: tuple[Number, ...], vectors: tuple[Array, ...]):
     """
     if not by_kernel(*vectors):
         return plain_sweep(what, numbers, vectors)
-    flat = [a.of if isinstance(a, Parts) else jnp.asarray(a) for a in numbers]
+    flat = [a.summands if isinstance(a, Parts) else jnp.asarray(a) for a in numbers]
     shapes = jax.eval_shape(functools.partial(_sweep, counts=len(flat), what=what, backend="xla"), *flat, *vectors)
     counts = len(shapes[0]), len(shapes[1])
     out = sweep_p.bind(

@@ -57,7 +57,7 @@ class Shards:
         """
         (A, v), *beyond = self._terms(x)
         y, sums = A._matvec_sums(v, what, *others)
-        parts = jnp.stack([a.of if isinstance(a, vector_passes.Parts) else a[None] for a in sums])
+        parts = jnp.stack([a.summands if isinstance(a, vector_passes.Parts) else a[None] for a in sums])
         for B, h in beyond:
             y, h = _in_turn(y, h)
             before, *there = map(self._at_boundary, (y, *others))

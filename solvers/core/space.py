@@ -109,11 +109,11 @@ class Space:
 
     def _due(self, here: Number) -> Number:
         """A sum over this device's vectors, to be added up over all."""
-        return Due(here.of if isinstance(here, Parts) else here[None]) if self.in_pieces else here
+        return Due(here.summands if isinstance(here, Parts) else here[None]) if self.in_pieces else here
 
     def joined(self, *numbers: Number) -> tuple[Number, ...]:
         """The numbers; one collective adds what several devices have of them, part by part: it waits for no sum."""
-        due = {id(a): a.of for a in numbers if isinstance(a, Due)}
+        due = {id(a): a.summands for a in numbers if isinstance(a, Due)}
         if not due:
             return numbers
         sums = self._psum(jnp.concatenate([*due.values()]) if len(due) > 1 else next(iter(due.values())))

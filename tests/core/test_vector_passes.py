@@ -78,7 +78,7 @@ def test_an_inner_product_in_many_parts_is_left_in_the_few_of_a_pass_over_them(l
     A, x = jsf.from_scipy(S, layout, dtype=dtype), rng.standard_normal(216).astype(dtype)
     with jsf.use_backend("interpret"):
         _, s = jax.jit(lambda A, x: A.matvec_dot(x, x))(A, jnp.asarray(x))
-    assert s.of.shape == (vector_pass.parts(7),)
+    assert s.summands.shape == (vector_pass.parts(7),)
     np.testing.assert_allclose(total(s), x @ (S @ x), rtol=100 * np.finfo(dtype).eps)
 
 
