@@ -141,9 +141,7 @@ def step(space: Space, A: Map, M: Map, work: Work) -> tuple[Work, Array, Array]:
     Q = _put(Q, jnp.conj(cos) * row + jnp.where(following, sin, 0), t)
     column = products(Q, h)  # of the new Q, which is then written in place; number t of it is read by nothing
     column = ratio(column, length)
-    columns = _put(
-        columns, jnp.where(jnp.isfinite(column), column, 0), t
-    )  # times zero in a column that is over
+    columns = _put(columns, jnp.where(jnp.isfinite(column), column, 0), t)  # times zero in a column that is over
     g, diagonal = jnp.where(here, jnp.conj(cos) * first, g), jnp.where(here, length.astype(V.dtype), diagonal)
     row, first = jnp.where(following, cos, 0) - sin * row, -sin * first
     most = jnp.maximum(most, length * jnp.maximum(1, jnp.max(jnp.abs(column), axis=0)))

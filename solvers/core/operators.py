@@ -48,9 +48,6 @@ class Wrapped(Operator):
     def __matmul__(self, x: Any) -> Array:
         return times(self.A, x)
 
-    def diagonal(self) -> Array:
-        return self.A.diagonal()
-
 
 # ------------------------------------------------------------------------------------------------------- functions
 
