@@ -168,7 +168,7 @@ class Run:
             return {}
         keeps = selection.shares_memory(selection.resolve(backend, "cuda", shared=True))
         pattern = PatternCounts(S, np.dtype(dtype), self.platform, keeps)
-        found = choose.storages(pattern)
+        found = [s for made in jsf.FORMATS.values() for s in made._footprints(pattern)]
         return {label(s): dataclasses.asdict(s) | {"misses": s.miss_factor * pattern.misses} for s in found}
 
     def timer(self, run: Callable[[int], Any], wait: Callable[[Any], Any], products: int = 1) -> Timer:

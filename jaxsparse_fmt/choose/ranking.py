@@ -6,7 +6,8 @@ Each format's `_footprints` counts what a product moves. On a GPU `cost_on_gpu` 
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Iterator
+import math
+import operator
 from typing import Any
 
 import jax.numpy as jnp
@@ -16,8 +17,9 @@ import scipy
 from jaxsparse_fmt._arguments import check_choice
 from jaxsparse_fmt._dtypes import floating_dtype
 from jaxsparse_fmt._text import readable_bytes
+from jaxsparse_fmt._tracing import concrete
 from jaxsparse_fmt._types import Csr, CsrArrays, Target
-from jaxsparse_fmt.core.matrix import FORMATS, SparseMatrix, build
+from jaxsparse_fmt.core.matrix import FORMATS, SparseMatrix
 from jaxsparse_fmt.formats import building, memory
 from jaxsparse_fmt.formats.footprint import SECTOR, PatternCounts, Storage
 from jaxsparse_fmt.kernels.backends import selection
@@ -107,17 +109,13 @@ def rank(S: Any, dtype: Any = None, platform: str | None = None, backend: str = 
     dtype = floating_dtype(csr.data.dtype, "the matrix") if dtype is None else np.dtype(dtype)
     kernels = _kernels(dtype, platform, backend, device)
     platform = "gpu" if kernels == "gpu" else "cpu"
-    shared = selection.resolve(selection.active_backend(backend), "cuda", shared=True) if platform == "gpu" else "xla"
-    pattern = PatternCounts(csr, dtype, platform, selection.shares_memory(shared))
-    formats = [name for name in FORMATS if kernels != "numba" or name in NATIVE]
-    choices = [_choice(s, pattern, kernels) for s in storages(pattern, formats)]
-    return sorted(choices, key=lambda c: c.cost)
-
-
-def storages(pattern: PatternCounts, formats: Iterable[str] = FORMATS) -> Iterator[Storage]:
-    """The storages of formats that `auto` may take."""
-    for name in formats:
-        yield from FORMATS[name]._footprints(pattern)
+    backend = selection.active_backend(backend)
+    shares = platform == "gpu" and selection.shares_memory(selection.resolve(backend, "cuda", shared=True))
+    pattern = PatternCounts(csr, dtype, platform, shares)
+    choices = []
+    for name in NATIVE if kernels == "numba" else FORMATS:
+        choices += [_choice(s, pattern, kernels) for s in FORMATS[name]._footprints(pattern)]
+    return sorted(choices, key=operator.attrgetter("cost"))
 
 
 def _kernels(dtype: np.dtype, platform: str | None, backend: str, device: Any) -> str | None:
@@ -166,14 +164,14 @@ def fitting(choices: list[Choice], csr: Csr, dtype: Any, max_bytes: float | None
       True
     """
     free = memory.free()
-    allowed = [c for c in choices if max_bytes is None or c.nbytes + c.unread <= max_bytes]
-    fit = [c for c in allowed if free is None or (c.moved + c.unread) * ROOM <= free]
+    most, room = math.inf if max_bytes is None else max_bytes, math.inf if free is None else free
+    fit = [c for c in choices if c.nbytes + c.unread <= most and (c.moved + c.unread) * ROOM <= room]
     if fit:
         return fit
     least = min(choices, key=lambda c: c.nbytes + c.unread)
     held = least.nbytes + least.unread
     takes = f"the matrix takes at least {readable_bytes(held)}, in {least.format!r}"
-    if not allowed:
+    if held > most:
         raise building.TooLarge(f"{takes}; max_bytes={max_bytes} allows none, max_bytes={held} would")
     assert free is not None  # or all that is allowed would fit
     cure = "free some of it, or use a device with more"
@@ -192,17 +190,18 @@ def fitting(choices: list[Choice], csr: Csr, dtype: Any, max_bytes: float | None
 def store(choices: list[Choice], csr: Csr, target: Target) -> tuple[SparseMatrix, Choice]:
     """The canonical `csr` in the first of `choices` that fits, and which that is. TooLarge: none does."""
     *others, last = fitting(choices, csr, target.dtype, target.max_bytes)
-    for choice in others:
-        with contextlib.suppress(building.TooLarge):  # its estimated size was too low
-            A = build(csr, choice.format, target, **choice.layout)
-            if A.nbytes_read <= MISJUDGED * choice.nbytes:
-                return A, choice
-    return build(csr, last.format, target, **last.layout), last
+    with concrete():
+        for choice in others:
+            with contextlib.suppress(building.TooLarge):  # its estimated size was too low
+                A = FORMATS[choice.format].from_csr(csr, target, **choice.layout)
+                if A.nbytes_read <= MISJUDGED * choice.nbytes:
+                    return A, choice
+        return FORMATS[last.format].from_csr(csr, target, **last.layout), last
 
 
 def _choice(s: Storage, pattern: PatternCounts, kernels: str | None) -> Choice:
     csr, itemsize = pattern.csr, pattern.itemsize
-    n_bytes = bytes_moved(s, csr.shape, itemsize)
+    n_bytes = traffic.bytes_moved(s.nbytes, csr.shape, itemsize, s.copied)
     if kernels is None:
         places = (WALKED[s.format] if s.by_columns else SCATTERED) * s.places
         cost = places * (itemsize + 4) + sum(csr.shape) * itemsize
@@ -213,11 +212,6 @@ def _choice(s: Storage, pattern: PatternCounts, kernels: str | None) -> Choice:
     padding = [f"{1 - csr.nnz / s.places:.0%} padding"] if csr.nnz < s.places else []
     reason = ", ".join([f"{readable_bytes(n_bytes)} a product", *s.words, *padding])
     return Choice(s.format, s.layout, s.nbytes, n_bytes, cost, reason, s.unread)
-
-
-def bytes_moved(s: Storage, shape: tuple[int, int], itemsize: int) -> int:
-    """Bytes that a product moves, the copy of x included."""
-    return traffic.bytes_moved(s.nbytes, shape, itemsize) + 2 * s.copied * itemsize
 
 
 def cost_on_gpu(s: Storage, n_bytes: int, misses: float, nnz: int, itemsize: int) -> float:

@@ -273,13 +273,16 @@ def _shares(offsets: Array, start: Array, n_rows: int) -> tuple[Array, Array]:
 
 def _mirrored_on_host(values, pattern, n_rows: int, below, above, distance) -> np.ndarray:
     """As `_mirrored`, in NumPy."""
-    parts = [values] if pattern is None else [values, unpack_pattern(pattern, values.size)]
-    parts = [a.reshape(-1, n_rows) for a in parts]
-
-    def equal(b: int, a: int, d: int) -> bool:
-        return not in_some_piece(_differ, *[part[a, : n_rows - d] for part in parts], *[part[b, d:] for part in parts])
-
-    return np.array([equal(*pair) for pair in zip(below, above, distance, strict=True)])
+    present = None if pattern is None else unpack_pattern(pattern, values.size).reshape(-1, n_rows)
+    values = values.reshape(-1, n_rows)
+    mirrored = np.zeros(below.size, bool)
+    for k, (b, a, d) in enumerate(zip(below, above, distance, strict=True)):
+        image, diagonal = [values[a, : n_rows - d]], [values[b, d:]]
+        if present is not None:
+            image.append(present[a, : n_rows - d])
+            diagonal.append(present[b, d:])
+        mirrored[k] = not in_some_piece(_differ, *image, *diagonal)
+    return mirrored
 
 
 def _differ(*arrays: np.ndarray) -> bool:

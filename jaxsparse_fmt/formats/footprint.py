@@ -72,11 +72,11 @@ class PatternCounts:
     platform: str
     shares_memory: bool = False
 
-    @property
+    @functools.cached_property
     def on_gpu(self) -> bool:
         return self.platform == "gpu"
 
-    @property
+    @functools.cached_property
     def itemsize(self) -> int:
         return self.dtype.itemsize
 
@@ -88,7 +88,7 @@ class PatternCounts:
     @functools.cached_property
     def longest(self) -> int:
         """Entries of the longest row."""
-        return int(self.widths(128).max(initial=0))
+        return int(self._longest_of_some.max(initial=0))
 
     @functools.cached_property
     def has_zeros(self) -> bool:
@@ -96,18 +96,15 @@ class PatternCounts:
         return building.has_zeros(self.csr, self.dtype)
 
     @functools.cached_property
-    def _lengths(self) -> Any:
-        return building.rows_of(self.csr).lengths
-
-    @functools.cached_property
-    def _lengths_of_some(self) -> np.ndarray:
-        return building.longest_by_slice(self._lengths, building.SOME)
+    def _longest_of_some(self) -> np.ndarray:
+        """The longest of every `building.SOME` rows, int64."""
+        return building.longest_by_slice(building.rows_of(self.csr).lengths, building.SOME)
 
     def widths(self, slice_size: int) -> np.ndarray:
         """The longest row of each slice, int64 [n_slices]."""
         if slice_size % building.SOME == 0:
-            return building.longest_by_slice(self._lengths_of_some, slice_size // building.SOME)
-        return building.longest_by_slice(self._lengths, slice_size)
+            return building.longest_by_slice(self._longest_of_some, slice_size // building.SOME)
+        return building.longest_by_slice(building.rows_of(self.csr).lengths, slice_size)
 
     @functools.cached_property
     def sample(self) -> Callable[[int], statistics.Sample]:

@@ -45,9 +45,8 @@ def is_own(device: Any) -> bool:
 def of_host() -> int | None:
     """Free bytes of the host, by Linux and the limit of a container. None: unknown."""
     found = []
-    with contextlib.suppress(OSError, ValueError, IndexError, StopIteration):
-        lines = MEMINFO.read_text().splitlines()
-        found.append(1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")))
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        found.append(1024 * int(MEMINFO.read_text().split("MemAvailable:")[1].split()[0]))
     with contextlib.suppress(OSError, ValueError):  # the limit reads "max" if there is none
         limit, used = (int((GROUP / name).read_text()) for name in ("memory.max", "memory.current"))
         found.append(min(max(limit - used + _file_cache(), 0), limit))

@@ -18,9 +18,13 @@ def longest_by_slice(row_lengths: np.ndarray, slice_size: int) -> np.ndarray:
     return np.maximum.reduceat(row_lengths, np.arange(0, len(row_lengths), slice_size)).astype(np.int64)
 
 
-def bytes_moved(storage: int, shape: tuple[int, int], vector_bytes: int) -> int:
-    """The least bytes that y = A·x moves: `storage` bytes of A, x read once and y written once."""
-    return storage + vector_bytes * sum(shape)
+def bytes_moved(storage: int, shape: tuple[int, int], vector_bytes: int, copied: int = 0) -> int:
+    """The least bytes that y = A·x moves: `storage` bytes of A, x read once and y written once.
+
+    Args:
+      copied: entries of x that are first copied into another order.
+    """
+    return storage + vector_bytes * (sum(shape) + 2 * copied)
 
 
 def csr_bytes(csr: Csr, value_bytes: int) -> int:
