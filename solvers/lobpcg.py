@@ -172,9 +172,9 @@ def _run(k: int, sign: int, pencil: Pencil, X: Array, limits: Limits, M: Map | N
 
     real, zero, running = jnp.finfo(X.dtype).dtype, jnp.int32(0), jnp.int32(RUNNING)
     V = jnp.concatenate([X, jnp.zeros_like(X)])
-    numbers = jnp.zeros(p, real), jnp.zeros((), real), jnp.array(jnp.inf, real), running, running, zero, zero
+    scalars = jnp.zeros(p, real), jnp.zeros((), real), jnp.array(jnp.inf, real), running, running, zero, zero
     # Zeros count as converged, so that the first `judge` replaces them by true products.
-    state = mesh_axes.varying(State(V, jnp.zeros_like(V), *numbers), X)
+    state = mesh_axes.varying(State(V, jnp.zeros_like(V), *scalars), X)
     state = lax.while_loop(lambda state: state.code == RUNNING, trip, state)
 
     pairs = scaled(sign * state.values, e_A), state.V, scaled(norms(state.residuals), e_A)

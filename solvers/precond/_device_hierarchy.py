@@ -110,7 +110,7 @@ def _finest(A: Any, B: Any, theta: float, rooms: Rooms) -> Matrix | None:
     padded, near = padding.result()(A, near)
     wait(ahead[:1])
     known = programs.measured(padded, near, jnp.zeros_like(near), A.shape[0])
-    usual, *divides = np.asarray(known.numbers)[4:8]
+    usual, *divides = np.asarray(known.scalars)[4:8]
     if not usual or any(programs.is_blocks(padded, b) for b in programs.BLOCKS[np.array(divides) > 0]):
         return None
     wait(ahead)
@@ -120,17 +120,17 @@ def _finest(A: Any, B: Any, theta: float, rooms: Rooms) -> Matrix | None:
 def _coarsened(fine: Matrix, rooms: Rooms) -> tuple[Matrix, Made] | None:
     """The matrix of the next level, and this level; None if no coarser level can be made here."""
     (A, near, known, theta, definite, rows, entries), weaker = fine, True
-    upper, lowest, negative, *largest = _bounds(np.asarray(known.numbers))
+    upper, lowest, negative, *largest = _bounds(np.asarray(known.scalars))
     while True:
-        agg, numbers = programs.aggregated(A, known, theta)
-        count, left = map(int, np.asarray(numbers))
+        agg, scalars = programs.aggregated(A, known, theta)
+        count, left = map(int, np.asarray(scalars))
         if weaker and 2 * left > rows:
             theta *= WEAKER
             continue
         if not 0 < count < rows:
             return None
         found = programs.prolonged(A, near, known, agg, count, theta, upper)
-        inside, products = map(int, np.asarray(found.numbers))
+        inside, products = map(int, np.asarray(found.scalars))
         P = programs.compressed(*found.terms, rooms.rows, A.shape, _room(rooms.entries, inside))
         R, below, unit = programs.transposed(P, found.below, known.unit)
         try:
@@ -150,16 +150,16 @@ def _coarsened(fine: Matrix, rooms: Rooms) -> tuple[Matrix, Made] | None:
     return Matrix(coarse, below, known, WEAKER * theta, definite, count, n_coarse), made
 
 
-def _bounds(numbers: np.ndarray) -> tuple[float, ...]:
+def _bounds(scalars: np.ndarray) -> tuple[float, ...]:
     """The bound of the spectrum, its least value, whether some inverse is negative, and the largest absolute values of
     A and of the inverse diagonal; from those of `measured`.
     """
-    bound, negative, *largest = numbers[:4].tolist()
-    alphas, betas = numbers[8:].reshape(2, -1)
+    bound, negative, *largest = scalars[:4].tolist()
+    alphas, betas = scalars[8:].reshape(2, -1)
     end = np.flatnonzero(~(betas > 1e-10 * bound))[:1] + 1  # an invariant subspace, or NaN
     k = int(end[0]) if end.size else alphas.size
     ritz = np.zeros(1)
-    if not negative and np.all(np.isfinite(numbers)):
+    if not negative and np.all(np.isfinite(scalars)):
         ritz = np.linalg.eigvalsh(np.diag(alphas[:k]) + np.diag(betas[: k - 1], 1) + np.diag(betas[: k - 1], -1))
     upper = largest_value(ritz, bound)
     return upper if upper > 0 else 1.0, -np.inf if negative else float(ritz[0]), negative, *largest
@@ -231,7 +231,7 @@ def _compiled(rooms: Rooms, place: Any) -> list[Future[Any]]:
 
 
 def _product(A: Any, B: Any, products: int, then: Any, rooms: Rooms) -> tuple[Any, int, int]:
-    """A @ B of so many products of two entries, and the numbers of `programs.summed`.
+    """A @ B of so many products of two entries, and the scalars of `programs.summed`.
 
     TooLarge, ValueError: the device, or int32, does not hold that many.
     """

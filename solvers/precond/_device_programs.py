@@ -30,13 +30,13 @@ class Known(NamedTuple):
     inverse: Array  # [n] of the diagonal
     sums: Array  # [n] of the absolute values in each row
     unit: Array  # [n] sum of the absolute values that add up to each diagonal entry
-    numbers: Array
+    scalars: Array
 
 
 class Found(NamedTuple):
     terms: tuple[Array, Array]  # keys and values of P's entries, as of `multiplied`
     below: Array  # [n] norm of the near-null vector on each aggregate, in the first `count`
-    numbers: Array
+    scalars: Array
 
 
 def csr(arrays: Any, shape: tuple[int, int]) -> Any:
@@ -84,7 +84,7 @@ def trimmed(n: int, count: int, nnz: int, inside: int, A: Any, R: Any, P: Any, i
 def measured(A: Any, near: Array, unit: Array, n: Array) -> Known:
     """What decides on a level of n rows.
 
-    `numbers` holds ‖D⁻¹A‖∞; whether some inverse is negative; the largest absolute values of A and of the inverse;
+    `scalars` holds ‖D⁻¹A‖∞; whether some inverse is negative; the largest absolute values of A and of the inverse;
     whether A is symmetric and finite without a zero on its diagonal; whether A may consist of blocks of each of
     `BLOCKS`; α and β of Lanczos' process as in `_hierarchy.extremes`.
 
@@ -127,9 +127,9 @@ def measured(A: Any, near: Array, unit: Array, n: Array) -> Known:
     return Known(d, inverse, sums, unit, jnp.concatenate([_stacked(*most, usual, *divides), alphas, betas]))
 
 
-def _stacked(*numbers: Array) -> Array:
+def _stacked(*scalars: Array) -> Array:
     """In one array, since a transfer to the host takes as long for one scalar."""
-    return jnp.stack([x.astype(np.float64) for x in numbers])
+    return jnp.stack([x.astype(np.float64) for x in scalars])
 
 
 @jax.jit
@@ -161,7 +161,7 @@ def _strong(A: Any, row: Array, known: Known, theta: Array) -> Array:
 
 @jax.jit
 def prolonged(A: Any, near: Array, known: Known, agg: Array, count: Array, theta: Array, upper: Array) -> Found:
-    """P from aggregates; `numbers` are those of `summed`."""
+    """P from aggregates; `scalars` are those of `summed`."""
     (data, col, _), n, live, inverse = A.csr_arrays(), A.shape[0], _live(A), known.inverse
     row, number = expand_ptr(jnp, _pointers(A), A.nnz), lax.iota(np.int32, n)
     diagonal = (row == col) & live

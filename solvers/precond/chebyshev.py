@@ -93,7 +93,7 @@ class Chebyshev(checks.Refreshed):
     def _entered(self, basis: Basis) -> Any:
         """The same operator between vectors that have entered `basis`.
 
-        Its products are those of `A.in_basis`. It permutes nothing where `basis` is A's own, the same array, and
+        Its products are those of `A.in_basis`. It permutes nothing if `basis` is A's, the same array, and
         elsewhere at both ends of an application, however high the degree.
         """
         order = self.A.basis

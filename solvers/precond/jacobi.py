@@ -20,7 +20,7 @@ from solvers.precond import _checks as checks
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False)
 class Jacobi(Diagonal, checks.Refreshed):
-    """M = D⁻¹ as an operator: `M @ r` for r of [n] or [n, k]. Reads n numbers."""
+    """M = D⁻¹ as an operator: `M @ r` for r of [n] or [n, k]. Reads n entries."""
 
     @property
     def inverse_diagonal(self) -> Array:

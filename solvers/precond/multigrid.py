@@ -97,7 +97,7 @@ class Multigrid(Operator):
         same: Any = PartitionSpec()
         first = self.levels[: len(self.levels) - self.whole]
         maps = [[a._partition(axis) for a in (level.A, level.R, level.P)] for level in first]
-        if not maps or not self.order.is_identity or any(None in of for of in maps):
+        if not maps or not self.order.is_identity or any(None in specs for specs in maps):
             return None
         levels: Any = *(Level(A, R, P, piece, same) for A, R, P in maps), *(same,) * self.whole
         return dataclasses.replace(self, levels=levels, coarse_inverse=same)
@@ -117,8 +117,9 @@ class Multigrid(Operator):
     def sizes(self) -> list[tuple[int, int]]:
         """Rows and stored entries of every level; the coarsest is dense."""
         m = self.coarse_inverse.shape[0]
-        rows = lambda A: getattr(getattr(A, "range", None), "n", A.shape[0])  # noqa: E731
-        return [(rows(level.A), level.A.nnz) for level in self.levels] + [(m, m * m)]
+        maps = [level.A for level in self.levels]
+        rows = [getattr(getattr(A, "range", None), "n", A.shape[0]) for A in maps]  # a sharded map's, not padded
+        return [*zip(rows, [A.nnz for A in maps], strict=True), (m, m * m)]
 
     @property
     def operator_complexity(self) -> float:
