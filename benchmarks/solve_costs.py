@@ -258,12 +258,16 @@ def sections(args: argparse.Namespace, header: dict[str, str]) -> report.Section
             yield row
 
     def means() -> Iterator[report.Row]:
-        known = [row for row in compared_rows if row["by"]]
-        for what, rows in (("all", known), (f"above {SHORT:g} s", [row for row in known if row["solve"] > SHORT])):
-            found = [row["ratio"] for row in rows]
-            mean = float(np.exp(np.mean(np.log(found)))) if found else np.nan
-            above = sum(ratio > 2 for ratio in found)
-            wrong = sum(bool(row["wrong"]) for row in rows)
-            yield {"of": what, "solves": len(rows), "geometric mean": mean, "above 2": above, "wrong": wrong}
+        """Of `solve` without its memory, and with it, of all solves and of those that take longer than SHORT."""
+        for way in ("solve", "again"):
+            for least in (0.0, SHORT):
+                rows = [row for row in compared_rows if row["by"] and row[way] > least]
+                found = [row[way] / row["best"] for row in rows]
+                mean = float(np.exp(np.mean(np.log(found)))) if found else np.nan
+                counts = {
+                    "above 2": sum(ratio > 2 for ratio in found),
+                    "wrong": sum(bool(row["wrong"]) for row in rows),
+                }
+                yield {"of": way, "above s": least, "solves": len(rows), "geometric mean": mean} | counts
 
     return {"pairs": kept, "all": counted, "sizes": lambda: by_size(scale), "campaign": held, "mean": means}

@@ -70,7 +70,7 @@ HOURS = 3600  # seconds of a factorization that only `direct` begins
 DEVICES: dict[str, dict[str, float]] = {
     "cpu": dict(bandwidth=1.2e10, kernel=2e-6, call=4e-4, multigrid=5e-3, multigrid_row=1e-5, level=0.0),
     "gpu": dict(bandwidth=2.5e12, kernel=4e-6, call=1e-3, multigrid=0.3, multigrid_row=1e-6, level=1e-5),
-    "host": dict(work=3.5e9, factor=3e-8, entry=1e-7, solve=2e-9, count=1e-6, dense=6e-9)
+    "host": dict(work=3.5e9, factor=3e-8, entry=1e-7, solve=2e-9, count=4e-7, dense=6e-9)
     | dict(ilu=2, most_ilu=5e-6, guessed_ilu=2.5e-6),
 }
 FILL = 6  # entries of incomplete factors over those of A, usually
@@ -233,7 +233,7 @@ def first_success(
     Args:
       memory: a `Memory` of earlier solves, which keeps what succeeds; None: nothing is remembered.
     """
-    stage, stages = (), [ways, AT_LAST] if ways is WAYS and facts.tries else [ways]
+    stage, stages = WAYS, [ways, AT_LAST] if ways is WAYS and facts.tries else [ways]
     queue = [] if memory is None else [t for t in memory.order if facts.is_plain or t.way.method != "singular values"]
     names: set[str] = set()
     tried: list[str] = []
@@ -275,8 +275,9 @@ def first_success(
         sol = _telling(sol, way.name, *tried)
         if np.all((code == Status.CONVERGED) | (code == Status.ROUNDED) | (code == Status.LEAST_SQUARES)):
             if memory is not None:
-                others = sorted((other for other in queue if not other.taken), key=lambda other: other.rank)
-                memory.keep((trial._replace(taken=0), *others), M)
+                again = trial._replace(set_up=0.0, taken=0, way=way._replace(steps=trial.taken + steps))
+                others = [other for other in queue if stage is WAYS and not other.taken]
+                memory.keep((again, *others), M)
             return sol
         norm = np.max(np.asarray(arguments.still(sol.residual_norm)), initial=0)
         if best is None or norm < least:
@@ -336,12 +337,12 @@ def run(trial: Trial, queue: list[Trial], M: Any, A: Any, b: Any, x0: Any, setti
     if way.method == "lsmr":
         return by_lsmr(A, b, x0, given)
     if facts.tries and trial.step > 0 and way.M not in (None, GIVEN):
-        others = [other.seconds for other in queue if other.way.has_set_up and not other.is_floor]
+        others = [other.seconds for other in queue if other.way.has_set_up]
         given["budget"] = max(min(others) / trial.step, 1) if others else np.inf
     if x0 is None and facts.tries and way.M in ("multigrid", "ilu"):
         x0 = jnp.zeros_like(b)  # the program is that which goes on from another x
     sol = by_method(METHODS[way.method](facts.n), A, b, x0, given)
-    return sol if way is not SHORTEST else dataclasses.replace(sol, x=_shortest(A, b, sol.x, sol.code))
+    return sol if way[:2] != SHORTEST[:2] else dataclasses.replace(sol, x=_shortest(A, b, sol.x, sol.code))
 
 
 @jax.jit

@@ -47,6 +47,16 @@ def test_a_second_singular_system_begins_with_the_method_that_solved_the_first()
     assert first.status is again.status is Status.LEAST_SQUARES
 
 
+def test_a_second_solve_takes_factors_if_they_cost_less_than_the_steps_of_the_first(monkeypatch):
+    module = sys.modules["solvers.ways"]
+    monkeypatch.setattr(module, "estimate", lambda way, *_: module.Trial(way, 0.3 * way.has_set_up, 1e-3))
+    S = jsf.gallery.poisson(100, dim=2)
+    A, b = jsf.from_scipy(S), np.random.default_rng(0).standard_normal(S.shape[0])
+    first, second = solve(A, b, rtol=1e-8), solve(A, b, rtol=1e-8)
+    assert first.method == "cg with jacobi" and first.iterations > 301
+    assert second.method == "direct" and len(second.tried) == 1
+
+
 def test_a_singular_symmetric_system_takes_no_factors_if_minres_can_end_it(monkeypatch):
     monkeypatch.setattr(sys.modules["solvers.ways"], "prepared", None)
     S = jsf.gallery.poisson(20)
