@@ -276,7 +276,7 @@ def first_success(
         if np.all((code == Status.CONVERGED) | (code == Status.ROUNDED) | (code == Status.LEAST_SQUARES)):
             if memory is not None:
                 again = trial._replace(set_up=0.0, taken=0, way=way._replace(steps=trial.taken + steps))
-                others = [other for other in queue if stage is WAYS and not other.taken]
+                others = [other for other in queue if stage is WAYS and other.way.has_set_up]
                 memory.keep((again, *others), M)
             return sol
         norm = np.max(np.asarray(arguments.still(sol.residual_norm)), initial=0)
@@ -349,12 +349,15 @@ def run(trial: Trial, queue: list[Trial], M: Any, A: Any, b: Any, x0: Any, setti
 def _shortest(A: Any, b: Any, x: Any, code: Any) -> Any:
     """The shortest of a symmetric A's least-squares solutions, from any: A takes its residual to 0.
 
-    Liu, Milzarek and Roosta (2023), Obtaining pseudo-inverse solutions with MINRES.
+    x itself if the residual is too far from A's kernel for that. Liu, Milzarek and Roosta (2023), Obtaining
+    pseudo-inverse solutions with MINRES.
     """
-    r = jnp.where(code == Status.LEAST_SQUARES, b - A @ x, 0)
+    r = b - A @ x
     size = jnp.linalg.norm(r, axis=0)
-    r = r / jnp.where(size == 0, 1, size)
-    return x - r * jnp.sum(r.conj() * x, axis=0)
+    unit = r / jnp.where(size == 0, 1, size)
+    shorter = x - unit * jnp.sum(unit.conj() * x, axis=0)
+    keeps = jnp.linalg.norm(b - A @ shorter, axis=0) <= (1 + 1e-10) * size
+    return jnp.where((code == Status.LEAST_SQUARES) & keeps, shorter, x)
 
 
 def _most(trial: Trial, facts: Facts, maxiter: Any) -> Any:
