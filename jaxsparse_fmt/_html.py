@@ -64,7 +64,8 @@ def sparkline(norms: Any) -> str:
         return ""
     steps = steps[np.unique(np.linspace(0, steps.size - 1, POINTS).astype(int))]
     y = np.log10(norms[steps])
-    x, y = steps / steps[-1] * (WIDTH - 4) + 2, (y.max() - y) / (np.ptp(y) or 1) * (HEIGHT - 4) + 2
+    x = steps / steps[-1] * (WIDTH - 4) + 2
+    y = (y.max() - y) / (np.ptp(y) or 1) * (HEIGHT - 4) + 2
     points = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True))
     curve = f'<polyline points="{points}" fill="none" stroke="currentColor" stroke-width="1.5"/>'
     return _svg(WIDTH, HEIGHT, f"0 0 {WIDTH} {HEIGHT}", curve, "the logarithm of the residual norm by iteration")

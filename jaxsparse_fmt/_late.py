@@ -33,7 +33,8 @@ _GUESSED = {name: call for names, call in _ELSEWHERE.items() for name in names.s
 
 def no_attribute(module: ModuleType, name: str, names: Iterable[str]) -> AttributeError:
     """The error of a module without a name, with the call that was meant."""
-    call, near = _GUESSED.get(name), difflib.get_close_matches(name, names, 1)
+    call = _GUESSED.get(name)
+    near = difflib.get_close_matches(name, names, 1)
     hint = f"; take {call}" if call else f"; did you mean {near[0]!r}?" if near else ""
     return AttributeError(f"module {module.__name__!r} has no attribute {name!r}{hint}", name=name, obj=module)
 

@@ -47,7 +47,8 @@ def from_bcoo(B: Any, format: str = "auto", dtype: Any = None, **options: Any) -
             f"n_batch={B.n_batch} and n_dense={B.n_dense}. Convert one member, and map over the data of all: "
             "jax.vmap(lambda d: A.with_data(d) @ x)(D)"
         )
-    is_bcsr, data = name == "BCSR", B.data
+    data = B.data
+    is_bcsr = name == "BCSR"
     if is_traced(B.indices, B.indptr if is_bcsr else None):
         raise ValueError(
             f"the indices of this {name} are traced, so the sizes of a matrix are unknown. Make its indices outside "
@@ -175,7 +176,8 @@ def _on_device(given: CsrArrays, format: str, dtype: Any, **options: Any) -> Spa
 def _without_padding(B: Any) -> CsrArrays:
     """The arrays of a BCOO or BCSR on its device, without the entries whose indices are out of range."""
     row, col, live, count = _rows_and_columns(B)
-    data, count = B.data, int(count)
+    data = B.data
+    count = int(count)
     if count < data.shape[0]:
         data, row, col = _taken(count, live, data, row, col)
     return CsrArrays(data, col, row_pointers(row, B.shape[0]), B.shape)
@@ -186,7 +188,8 @@ def _rows_and_columns(B: Any) -> tuple[Array, Array, Array, Array]:
     """Row and column of each entry, whether they lie in the matrix, and how many do."""
     if type(B).__name__ == "BCSR":
         number = jnp.arange(B.indices.shape[0], dtype=B.indptr.dtype)
-        row, col = jnp.searchsorted(B.indptr[1:], number, side="right").astype(B.indices.dtype), B.indices
+        row = jnp.searchsorted(B.indptr[1:], number, side="right").astype(B.indices.dtype)
+        col = B.indices
     else:
         row, col = B.indices[:, 0], B.indices[:, 1]
     live = (row < B.shape[0]) & (col < B.shape[1])

@@ -168,7 +168,8 @@ _ordered = jax.jit(sorted_keys, static_argnums=2)
 @jax.jit
 def _met(a: Csr, b: Csr) -> tuple[Array, Array, Array]:
     """Where each entry of a would stand among b's; how many of those before it b has too, [a.nnz + 1]; and of all."""
-    row, cols = building.entries(a)[0], jnp.append(b.indices, b.shape[1])
+    row, _ = building.entries(a)
+    cols = jnp.append(b.indices, b.shape[1])
     first, count = take(b.indptr, row), take(jnp.diff(b.indptr), row)
     rank = prefix_length(jnp, lambda i: take(cols, first + i) < a.indices, count, b.shape[1])
     has = (rank < count) & (take(cols, first + rank) == a.indices)
@@ -224,7 +225,8 @@ def _multiplied(a: Csr, b: Csr, products: int) -> tuple[Array, ...]:
 
 def expanded(a: Csr, b: Csr, products: int) -> tuple[Array, ...]:
     """Row and column of each product of two entries, and the entry of a and of b; past them the row after the last."""
-    ptr, number = building.starts(jnp, _lengths(a, b), np.int32), lax.iota(np.int32, products)
+    ptr = building.starts(jnp, _lengths(a, b), np.int32)
+    number = lax.iota(np.int32, products)
     starts = jnp.where(ptr < ptr[-1], ptr, products)  # padding would add up at one place, by atomics
     left = expand_ptr(jnp, starts, products)
     right = number + take(take(b.indptr, a.indices).astype(np.int32) - ptr[:-1], left)

@@ -1,6 +1,6 @@
 """The index of the entries in a matrix's storage, by which `data` and `with_data` gather.
 
-The first use computes the index, and a table keeps it as long as the pattern's arrays live: 4 bytes an entry and 4 a
+The first use computes the index, and a table keeps it as long as the pattern's arrays live: 4 bytes per entry and 4 per
 stored place (8 from 2³¹ on). `data` and `with_data` are then one gather. Inside jit this holds for a matrix that the
 function closes over; if the matrix is an argument, its pattern is traced, and the program computes the index.
 """
@@ -163,10 +163,11 @@ def csr_arrays(A: Any) -> CsrArrays:
     row, col, entry, value = A.entries()
     if hasattr(A, "perm"):  # other formats do not renumber columns
         entry = _canonical(row, col, entry, A)
-    n_rows, index = A.shape[0], index_dtype(A.nnz)
-    data, indices = _by_entry(A, entry, value), _by_entry(A, entry, col.astype(jnp.int32))
+    n_rows = A.shape[0]
+    index = index_dtype(A.nnz)
     counts = jnp.zeros(n_rows, index).at[jnp.where(entry < A.nnz, row, n_rows)].add(1, mode="drop")
-    return CsrArrays(data, indices, jnp.concatenate([jnp.zeros(1, index), jnp.cumsum(counts, dtype=index)]), A.shape)
+    indptr = jnp.concatenate([jnp.zeros(1, index), jnp.cumsum(counts, dtype=index)])
+    return CsrArrays(_by_entry(A, entry, value), _by_entry(A, entry, col.astype(jnp.int32)), indptr, A.shape)
 
 
 def to_scipy(A: Any) -> Csr:
@@ -247,7 +248,8 @@ def _permuted(a: Array, index: Array, back: Array) -> Array:
 
 
 def _permuted_jvp(primals, tangents):
-    out, tangent = permuted_p.bind(*primals), tangents[0]
+    out = permuted_p.bind(*primals)
+    tangent = tangents[0]
     return out, tangent if isinstance(tangent, ad.Zero) else permuted_p.bind(tangent, *primals[1:])
 
 

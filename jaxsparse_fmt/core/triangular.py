@@ -77,9 +77,10 @@ class Triangle:
         chunks = -(-sizes // width)
         before = np.arange(chunks.sum()) - np.repeat(np.cumsum(chunks) - chunks, chunks)
         starts = np.append(np.repeat(ends[:-1], chunks) + width * before, N.nnz).astype(np.int32)
-        values, more = N.data, size(N.nnz) - N.nnz
+        values = N.data
         if rounded:
-            values, col = np.pad(values, (0, more)), np.pad(col, (0, more))
+            padding = 0, size(N.nnz) - N.nnz
+            values, col = np.pad(values, padding), np.pad(col, padding)
             starts = np.pad(starts, (0, size(len(starts)) - len(starts)), "edge")
         return made(values, col, ptr, rows, starts, width, upper)
 
