@@ -296,10 +296,7 @@ class ShardedMatrix(ShardedAlgebra):
         """The layout options of the shards' own columns, with which `shard` makes the same storage."""
         return self.shards.blocks[0].layout
 
-    @property
-    def values(self) -> Array:
-        """As `data`: a sharded matrix has no flat storage of its own."""
-        return self.data
+    values = data  # a sharded matrix has no flat storage of its own
 
     def with_data(self, data: Any) -> Self:
         """The same pattern with other entries; traceable and differentiable.
@@ -340,11 +337,7 @@ class ShardedMatrix(ShardedAlgebra):
         return d if self.is_entered else self.range.leave(d)
 
     def _check_users_order(self, what: str) -> None:
-        """Refuses `in_basis`, for results in the user's rows and columns.
-
-        Raises:
-          ValueError: this is `in_basis`, or as `_check_devices`.
-        """
+        """Raises a ValueError if this is `in_basis`, for results in the user's order, and as `_check_devices`."""
         self._check_devices()
         if self.is_entered:
             raise ValueError(
