@@ -14,6 +14,9 @@ from jaxsparse_fmt.kernels.cpu import machine_code
 
 ROWS = 16_384  # rows of a task by default
 PLACES = 2**18  # places of a piece for NumPy: with fewer, threads wait for Python's lock more than they compute
+# Threads of a pass by NumPy, whose short operations take Python's lock in turn: with 16 threads from_scipy took 16 times
+# the CPU time of one, and on 32 cores as long as on one.
+FOR_NUMPY = 4
 
 
 def over_rows(kernel: Callable[..., None], n_rows: int, n_marks: int, *arguments: Any, rows: int = ROWS) -> None:
@@ -39,9 +42,9 @@ def over_rows(kernel: Callable[..., None], n_rows: int, n_marks: int, *arguments
     in_threads(thread, -(-n_rows // step))
 
 
-def in_threads(thread: Callable[[], None], tasks: int) -> None:
-    """Calls `thread` on every core, at most once for each task; the calls share the tasks."""
-    threads = min(tasks, CORES)
+def in_threads(thread: Callable[[], None], tasks: int, most: int = CORES) -> None:
+    """Calls `thread` on every core, at most once for each task and `most` times; the calls share the tasks."""
+    threads = min(tasks, most, CORES)
     if threads <= 1:
         thread()
     else:
@@ -49,7 +52,7 @@ def in_threads(thread: Callable[[], None], tasks: int) -> None:
 
 
 def in_pieces(f: Callable[..., tuple[np.ndarray, ...]], *arrays: np.ndarray, places: int = 0) -> tuple[np.ndarray, ...]:
-    """f(*arrays), which computes row by row, in pieces on every core: a piece stays in a core's cache.
+    """f(*arrays), which computes row by row, in pieces on several cores: a piece stays in a core's cache.
 
     Args:
       places: of a row of the results; 0: those of the first array.
@@ -64,7 +67,7 @@ def in_pieces(f: Callable[..., tuple[np.ndarray, ...]], *arrays: np.ndarray, pla
             for whole, part in zip(found, f(*(a[piece] for a in arrays)), strict=True):
                 whole[piece] = part
 
-    in_threads(thread, -(-n // step))
+    in_threads(thread, -(-n // step), FOR_NUMPY)
     return found
 
 
