@@ -21,7 +21,7 @@ from jaxsparse_fmt._types import Csr
 from jaxsparse_fmt.core.kept import Kept
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.merging import prefix_length
-from jaxsparse_fmt.kernels.cpu.over_rows import in_threads
+from jaxsparse_fmt.kernels.cpu.over_rows import FOR_NUMPY, in_threads
 from jaxsparse_fmt.kernels.layout.address import take
 from jaxsparse_fmt.kernels.layout.columns import Blocked, Diagonal
 
@@ -214,7 +214,7 @@ def diagonals(csr: Csr, some: Sample, longest: int, most: int) -> Counted | None
 
 
 def by_rows(f: Callable[[slice, np.ndarray], None], csr: Csr) -> None:
-    """Calls f(entries, diagonals) on all cores, for a slice of about `PIECE` entries of whole rows at a time.
+    """Calls f(entries, diagonals) on several cores, for a slice of about `PIECE` entries of whole rows at a time.
 
     `diagonals` are col − row + n_rows − 1 of these entries.
     """
@@ -230,7 +230,7 @@ def by_rows(f: Callable[[slice, np.ndarray], None], csr: Csr) -> None:
             entries = slice(ptr[0], ptr[-1])
             f(entries, csr.indices[entries] - np.repeat(before, np.diff(ptr)))
 
-    in_threads(thread, -(-n_rows // step))
+    in_threads(thread, -(-n_rows // step), FOR_NUMPY)
 
 
 def occupied(csr: Csr, longest: int = 0) -> np.ndarray:
