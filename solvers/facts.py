@@ -17,6 +17,7 @@ from solvers.core.operators import is_function, promoted
 from solvers.core.settings import PLAIN, settled
 from solvers.direct import STEPS, Prepared
 from solvers.host import Host, hosted
+from solvers.precond._checks import Refreshed
 
 
 class Facts:
@@ -183,7 +184,7 @@ class Memory:
         M = jax.tree.map(lambda leaf: self.leaves[leaf] if type(leaf) is Place else leaf, self.found.M)
         if self.has_values:
             return M
-        return M.refreshed(self.A) if hasattr(M, "refreshed") else None
+        return M.refreshed(self.A) if isinstance(M, Refreshed) else None
 
     def keep(self, order: tuple[Any, ...], M: Any) -> None:
         """Keeps the order, and M unless that is large."""

@@ -145,4 +145,4 @@ def _again(A: Any, b: Any, settings: Any) -> Solution | None:
     status = Status(int(np.max(code)))
     if status not in (Status.CONVERGED, Status.ROUNDED):
         return None
-    return placed_like(b, (x, code, *ends), "direct", f"direct (factors of an earlier solve): {status}")
+    return placed_like(b, (x, code, *ends), "direct", f"direct (factors of an earlier solve): {status.name}")

@@ -238,7 +238,8 @@ def first_success(
     names: set[str] = set()
     tried: list[str] = []
     best: Solution | None = None
-    least, is_singular, refusal = np.inf, False, ValueError("no method fits")
+    least, is_singular = np.inf, False
+    refusal: Exception = ValueError("no method fits")
     rest = settings["maxiter"]
     while queue or stages:
         if not queue:
@@ -261,7 +262,7 @@ def first_success(
             except SolverError as error:  # the factors overflow the dtype
                 refusal = error
         if sol is None:
-            status = getattr(refusal, "status", None)
+            status = refusal.status if isinstance(refusal, SolverError) else None
             tried.append(f"{trial}: refused, {status or str(refusal).partition(';')[0]}")
             if status is Status.SINGULAR and way.M == "factors":
                 is_singular, queue, stages = True, [], stages[-1:]
