@@ -11,7 +11,7 @@ from jax.experimental import sparse
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt.choose import tune
-from jaxsparse_fmt.formats.building import aligned_copy
+from jaxsparse_fmt.formats.memory import aligned_copy
 from solvers import cg
 from tests.marks import deep
 from tests.process import printed

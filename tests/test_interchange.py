@@ -12,7 +12,7 @@ from jax.experimental import sparse
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt import interchange
-from jaxsparse_fmt.formats.building import aligned_copy
+from jaxsparse_fmt.formats.memory import aligned_copy
 from tests.marks import few
 from tests.zoo import ALL, CASES, FIRST_LAYOUTS
 

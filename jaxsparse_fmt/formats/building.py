@@ -6,7 +6,6 @@ runs in NumPy and in JAX. Only counts, which set the shapes, come from a device 
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -33,7 +32,6 @@ Format = TypeVar("Format", bound=SparseMatrix)
 FEW, FEW_TO_CHOOSE = 2**20, 2**24
 SOME = 32  # rows of which the length of the longest comes to the host, for the longest of more rows
 HELD = 6  # times the bytes of a matrix in CSR that a conversion on a device may hold
-ALIGNMENT = 64  # of an address in bytes, for JAX on a CPU to take an array without a copy
 MAX_LANES = 2**31 - 2**16  # threads of a kernel, numbered in int32; the last block may reach beyond the last thread
 
 
@@ -225,7 +223,7 @@ def csr_arrays(csr: Csr, dtype: Any) -> tuple[jax.Array, ...]:
     if namespace(csr.data) is not np:
         return tuple(jnp.asarray(a, kind) for a, kind in arrays)
     if puts_on_cpu():  # an array of JAX's on a CPU may share NumPy's memory
-        return on_device([aligned_copy(a, kind) for a, kind in arrays])
+        return on_device([memory.aligned_copy(a, kind) for a, kind in arrays])
     return jax.block_until_ready(on_device([np.asarray(a, kind) for a, kind in arrays]))
 
 
@@ -273,26 +271,7 @@ def on_device(a: Any) -> Any:
         return a
     if not jax.sharding.get_abstract_mesh().empty:
         return jax.tree.map(jnp.asarray, a)
-    return jax.device_put(jax.tree.map(aligned, a) if puts_on_cpu() else a)
-
-
-def aligned(a: np.ndarray) -> np.ndarray:
-    """The array, or a copy, that JAX on a CPU takes as it is: its own copy, without huge pages, takes 5 × the time."""
-    return aligned_copy(a, a.dtype) if a.ctypes.data % ALIGNMENT else a
-
-
-def aligned_copy(a: np.ndarray, dtype: Any) -> np.ndarray:
-    copy = empty_aligned(a.shape, dtype)
-    copy[...] = a
-    return copy
-
-
-def empty_aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """As `np.empty`, at an address that JAX on a CPU takes."""
-    nbytes = math.prod(shape) * np.dtype(dtype).itemsize
-    octets = np.empty(nbytes + ALIGNMENT, np.uint8)
-    begin = -octets.ctypes.data % ALIGNMENT
-    return octets[begin : begin + nbytes].view(dtype).reshape(shape)
+    return jax.device_put(jax.tree.map(memory.aligned, a) if puts_on_cpu() else a)
 
 
 def made(cls: type[Format], csr: Csr, target: Target, values: Any, **fields: Any) -> Format:
