@@ -13,6 +13,7 @@ folders of files to read. On a GPU it measures cuDSS, and SuperLU where that tak
 import argparse
 import functools
 import importlib.util
+import itertools
 import math
 import os
 import time
@@ -34,6 +35,7 @@ from solvers.host import COLAMD, MMD, THRESHOLD, Host
 
 SECONDS, CALLS = 0.2, 20  # of a measurement, at most, but for three calls
 LONG = 4e10  # multiplications, some 20 s
+COUNT = itertools.count(1)
 KINDS = ("unsymmetric", "symmetric")
 LARGEST = 300_000  # entries of a file
 MODES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -53,12 +55,12 @@ def circuit(n: int) -> sp.csr_array:
 
 
 def milliseconds(f: Callable[[float], Any]) -> float:
-    """The least time of f(s) for several s, after one call to warm up."""
+    """The least time of f(s) for several s that no other call had, after one call to warm up."""
     clock = time.process_time if jax.default_backend() == "cpu" else time.perf_counter
     jax.block_until_ready(f(1.0))
     times = []
     while len(times) < 3 or (len(times) < CALLS and sum(times) < SECONDS):
-        scale = 1.5 + len(times) / CALLS
+        scale = 1 + next(COUNT) / 10_000
         begin = clock()
         jax.block_until_ready(f(scale))
         times.append(clock() - begin)
