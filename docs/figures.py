@@ -290,7 +290,10 @@ def algebra(what: str, key: str, *sides: str) -> Iterator[str]:
 
 
 def factors() -> Iterator[str]:
-    """CPU milliseconds of solves by factors, and of a determinant and its gradient; empty where a side is absent."""
+    """CPU milliseconds of solves by factors, and of a determinant and its gradient; empty where a side is absent.
+
+    In between the ratios of `direct` to the better of SciPy's modes, over all matrices.
+    """
     sides = {"COLAMD": "COLAMD", "symmetric": "symmetric", "superlu": '"superlu"', "cholmod": '"cholmod"'}
     sides |= {"sparsax": "CHOLMOD alone", "klu": '"klu"'}
 
@@ -300,7 +303,10 @@ def factors() -> Iterator[str]:
     rows = rows_of("factors_cpu", section="solves")
     yield from table(" | ".join(sides.values()), ((row["problem"], *(cell(row, key) for key in sides)) for row in rows))
     yield ""
-    rows = rows_of("factors_cpu", section="determinants")
+    ratio = {"matrices": "d", "at most 1.15": "d", "median": ".2f", "largest": ".2f"}
+    yield from of_keys(rows_of("factors_cpu", section="ratios"), "{A} matrices", " | ".join(ratio), **ratio)
+    yield ""
+    rows = rows_of("determinants_cpu", section="determinants")
     yield from of_keys(rows, "{problem}", "`logdet` | its gradient", value=",.0f", gradient=",.0f")
 
 
@@ -352,7 +358,7 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "suite on a CPU": sourced(lambda: by_class(rows_of("suite_cpu")), "spmv", "suite_cpu"),
     "algebra": sourced(lambda: algebra("algebra_cpu", "cpu", *ON_A_CPU), "algebra", "algebra_cpu"),
     "stages on a GPU": sourced(stages, "device", "device_h100"),
-    "factors": sourced(factors, "factors", "factors_cpu"),
+    "factors": sourced(factors, "factors", "factors_cpu", "determinants_cpu"),
     "first calls": sourced(first_calls, "first_calls", "first_calls_cpu"),
     "starts": sourced(starts, "first_calls", "first_calls_cpu"),
     "multigrid": sourced(multigrid, "solvers --only multigrid", "multigrid_cpu"),
