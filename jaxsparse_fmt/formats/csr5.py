@@ -8,15 +8,15 @@ cross-platform sparse matrix-vector multiplication", ICS 2015).
                           lane_row      [0 -3]                        [n_tiles·lanes] int32
                           hops          [1]                           [n_tiles] int32
 
-Tiles of `lanes` × `entries` places, stored entry by entry; every lane takes the next `entries` of CSR's order, or
-eight lanes that hold one row take its next entries in turn, so that they read neighbours of x together. A mark
-in the highest bit of an index, ' here, ends a row; a row without entries has one place, for its mark. The second lane
-takes 4 and 5, and so begins in row 2, which began in an earlier lane: hence −1 − 2 in `lane_row`, and one hop.
+Tiles have `lanes` × `entries` places, stored entry by entry. Every lane takes the next `entries` of CSR's order; eight
+lanes that hold one row take its entries in turn, so that they read neighbours of x together. A mark in the highest bit
+of an index, ' here, ends a row; a row without entries has one place, for its mark. The second lane takes 4 and 5: its
+first row, 2, began in an earlier lane, hence −1 − 2 in `lane_row`, and one hop.
 
 All threads do the same work, so that uneven rows cost no time; `kernels/csr5.py` describes how the kernel separates the
-sums of rows without atomics. Where the columns of every tile span less than 2¹⁵, all have differences of 16 bits
-(`layout/tiles.py`); where they lie in 64 windows of 512 columns, as those of meshes do, differences within those, which
-begin at `windows` [n_tiles·64] int32; else columns of 32 bits in `marked_col`.
+sums of rows without atomics. If the columns of every tile span less than 2¹⁵, they are stored as differences of 16 bits
+(`layout/tiles.py`); if they lie in 64 windows of 512 columns, as those of meshes do, as differences within windows,
+which begin at `windows` [n_tiles·64] int32; else as columns of 32 bits in `marked_col`.
 
 Each tile begins with a row, unlike the paper's tiles: it holds the rows whose first entry falls into its window of the
 entries, and padding after the end of the last row. So no row is in two tiles. Rows that are too long for a tile

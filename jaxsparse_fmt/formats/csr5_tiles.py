@@ -48,7 +48,7 @@ def tiled(csr: Csr, keep_sums: bool, laid: bool = True) -> tuple[tuple[int, int]
 def checked(tile_shape: Any) -> tuple[int, int]:
     if isinstance(tile_shape, tuple | list) and len(tile_shape) == 2:
         lanes, depth = tile_shape
-        if all(hasattr(n, "__index__") for n in tile_shape) and lanes in LANES and depth in ENTRIES:
+        if all(isinstance(n, int | np.integer) for n in tile_shape) and lanes in LANES and depth in ENTRIES:
             return int(lanes), int(depth)
     raise ValueError(
         f"tile_shape must be (lanes, entries), lanes one of {', '.join(map(str, LANES))} and entries one of "

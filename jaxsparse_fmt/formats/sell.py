@@ -7,7 +7,7 @@
                           slice_ptr  [0 4 10]                           [n_slices + 1] int32
                           perm       [n_rows] int32, with sigma > 1: storage row k is row perm[k]
 
-Where a difference does not fit, the matrix has columns of 32 bits in `col_idx`, and neither `delta` nor `col_base`.
+If a difference does not fit, the matrix has columns of 32 bits in `col_idx`, and neither `delta` nor `col_base`.
 Values may be narrower than the vectors (`dtype="bfloat16"` or "float32" under float64): sums use the wider type.
 
 The order of summation is HLL's, and the results equal HLL's to the last bit. With sigma > 1 products write directly to
