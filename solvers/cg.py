@@ -24,8 +24,8 @@ from solvers.core.scaling import Map, Product
 from solvers.core.settings import Settings, solver
 from solvers.core.solve import solve
 from solvers.core.space import Space
-from solvers.core.stopping import RUNNING, Last, Now, root
-from solvers.core.vectors import ratio
+from solvers.core.stopping import RUNNING, Last, Now
+from solvers.core.vectors import ratio, root
 from solvers.solution import Solution, Status
 
 

@@ -6,7 +6,8 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from solvers.core.stopping import MOST, Last, Outer, Rule, is_failure, is_rounding, once_if
+from solvers.core.stopping import MOST, Last, Outer, Rule, is_failure, is_rounding
+from solvers.core.vectors import once_if
 from solvers.solution import Status
 
 LEAST_SQUARES = 30  # ‖A·r‖ ≤ LEAST_SQUARES·√eps·‖A‖·‖r‖

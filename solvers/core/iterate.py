@@ -25,8 +25,8 @@ from solvers.core.diagnosis import diagnosed
 from solvers.core.pace import Pace, paced
 from solvers.core.scaling import Map, unit_of
 from solvers.core.space import Space
-from solvers.core.stopping import RUNNING, Best, End, Last, Limits, Loop, Now, Outer, anyone, is_taken, recorded
-from solvers.core.vectors import squares
+from solvers.core.stopping import RUNNING, Best, End, Last, Limits, Loop, Now, Outer, is_taken, recorded
+from solvers.core.vectors import anyone, squares
 
 State = TypeVar("State", Loop, Outer)
 FAR = 1024  # times b: an x0 with a residual of that size is not used
@@ -188,8 +188,11 @@ def run(space: Space, method: Method, options: Options, system: System) -> tuple
 
         def with_look(loop: Loop) -> Loop:
             best, loop = loop.best, loop._replace(best=None)  # which no step reads
-            go_on = functools.partial(repeated, lambda loop: rule.until_look(now_of(loop), best), several)
-            loop = go_on(loop) if often else several(loop)
+
+            def until_look(loop: Loop) -> Array:
+                return rule.until_look(now_of(loop), best)
+
+            loop = repeated(until_look, several, loop) if often else several(loop)
             return stopping.looked(rule, loop._replace(best=best), x_of_loop(loop), now_of(loop))
 
         best = outer.best if looks else None

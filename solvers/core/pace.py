@@ -5,7 +5,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from solvers.core.stopping import Loop, anyone
+from solvers.core.stopping import Loop
+from solvers.core.vectors import anyone
 from solvers.solution import Status
 
 

@@ -5,15 +5,14 @@
 trip of the loop judges the best x. `lsmr` has a rule of its own.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
 from solvers.core.scaling import Map
 from solvers.core.space import Space
-from solvers.core.vectors import squares
+from solvers.core.vectors import anyone, once_if, squares
 from solvers.solution import Status
 
 # Codes besides a Status: the method goes on; it must start again from the true residual, without or with this step; the
@@ -163,29 +162,6 @@ def is_taken(code: Array) -> Array:
     return (code == RUNNING) | (code == FULL)
 
 
-def root(a: Array) -> Array:
-    """The square root of a ≥ 0, and a itself if that is denormal. Mosaic GPU has jnp.sqrt since JAX 0.11."""
-    return jnp.where(a >= jnp.finfo(a.dtype).tiny, a * lax.rsqrt(a), a)
-
-
-def anyone(flags: Array) -> Array:
-    """Whether any column's flag is set."""
-    return flags if flags.ndim == 0 else jnp.any(flags)
-
-
-def once_if(flags: Array, f: Callable[..., Any], carried: Any, *operands: Array) -> Any:
-    """f(carried, *operands) if any flag is set, else `carried`: by a loop of one trip or none.
-
-    vmap would copy the operands of a condition, A among them, once for each system. What does not depend on the trip's
-    number XLA computes before the loop, even if there is no trip.
-    """
-
-    def trip(number: Array, carried: Any) -> Any:
-        return f(carried, *[jnp.where(number == 0, a, 0) for a in operands])
-
-    return lax.fori_loop(0, anyone(flags).astype(jnp.int32), trip, carried)
-
-
 def recorded(norms: Any, k: Array, value: Array) -> Any:
     """`norms` with norms[k] = value, nothing for k < 0 or past the end; None stays."""
     if norms is None or norms.shape[0] == 0:
@@ -280,55 +256,75 @@ def judged(rule: Rule, x: Array, p: Any, loop: Loop, outer: Outer, before: Array
       p: the direction of a method that keeps it, else None.
       loop, outer: how the method ended, and from where it started, with a residual of norm `before`.
     """
-    probe, eps, retries = rule.probe, jnp.finfo(rule.b.dtype).eps, outer.retries
-    given, x = x, in_range(x, rule.unit)
-    Ax, scale = rule.A(x), 1 if probe is None else probe.size
+    retries, given = outer.retries, x
+    x = in_range(x, rule.unit)
+    Ax = rule.A(x)
     r = rule.b - Ax
-    rows = [squares(r), squares(scale * x), squares(scale * (given - x))]
+    truth = _truth(rule, r, x, given - x, Ax, p)
+    code = _verdict(rule, truth, before, loop)
+    better = _is_better(rule, truth.norm, before, code, loop, outer)
+    # In the last trip x is the best one, and the other one is that of the trip before.
+    other = Best(jnp.where(retries, outer.x, x), jnp.where(retries, before, truth.norm), loop.k)
+    best = _where(retries | better, other, loop.best)._replace(k=loop.k)
+    code = jnp.where(is_failure(code) & ~better & ~retries, code + RETRY, code)
+    last = None
+    if p is not None:
+        # Keep the direction only after three or more steps, and only in a refinement or if the code is WAITING.
+        worth = (loop.k - outer.k > 2) & ((rule.narrow is not None) | (loop.code == WAITING))
+        last = Last(p, jnp.where(worth, truth.along, jnp.inf))
+    return Outer(x, r, truth.squared, loop.k, code, loop.norms, last, best, truth.Ax_norm, loop.pace)
+
+
+class _Truth(NamedTuple):
+    """Sums at an x with its true residual r; ‖x‖² and the like in a scale that keeps A·x in range."""
+
+    squared: Array  # ‖r‖²
+    x_squared: Array  # ‖x‖²
+    lost: Array  # ‖x before it was cut to the dtype's range − x‖²
+    along: Any  # Re rᴴ·p, of a method that keeps its direction p
+    asymmetry: Any  # vᴴ·(A·x) − (A·v)ᴴ·x, of a self-adjoint method
+    Ax_norm: Any  # ‖A‖·‖x‖ from below, likewise
+
+    @property
+    def norm(self) -> Array:
+        return jnp.sqrt(self.squared)
+
+
+def _truth(rule: Rule, r: Array, x: Array, lost: Array, Ax: Array, p: Any) -> _Truth:
+    """All sums in one reduction."""
+    probe, scale = rule.probe, 1 if rule.probe is None else rule.probe.size
+    rows = [squares(r), squares(scale * x), squares(scale * lost)]
     if probe is not None:
         rows += [jnp.conj(probe.v) * Ax - jnp.conj(probe.Av) * x, squares(probe.Av / probe.size)]
     if p is not None:
         rows.append(jnp.conj(r) * p)
     sums = rule.space.sums(*rows)
-    now, x_squared, lost = jnp.sqrt(sums[0].real), sums[1].real, sums[2].real
-    is_lost = ~(lost <= eps**2 * x_squared)
-    Ax_norm = None
-    if probe is None:
-        code = _verdict(rule, now, before, None, is_lost, loop)
-    else:
-        Ax_norm = jnp.sqrt(x_squared) * jnp.sqrt(sums[4].real) / rule.noise_norm
-        asymmetric = jnp.abs(sums[3]) > 100 * eps * rule.noise_norm * (2 * rule.b_norm + now + Ax_norm)
-        code = _verdict(rule, now, before, asymmetric, is_lost, loop)
-        accurate = is_rounding(code, now, Ax_norm, rule.b_norm, rule.tolerance)
-        code = jnp.where(accurate, jnp.int32(Status.ROUNDED), code)
-    is_cause = (code == Status.STAGNATION) & is_lost
-    if rule.method.least_squares:
-        is_cause |= (code == Status.LEAST_SQUARES) & ~(lost <= 0.01 * x_squared)
-    code = jnp.where(is_cause, jnp.int32(Status.OUT_OF_RANGE), code)
+    asymmetry = Ax_norm = None
+    if probe is not None:
+        asymmetry = jnp.abs(sums[3])
+        Ax_norm = jnp.sqrt(sums[1].real) * jnp.sqrt(sums[4].real) / rule.noise_norm
+    return _Truth(sums[0].real, sums[1].real, sums[2].real, None if p is None else sums[-1].real, asymmetry, Ax_norm)
 
+
+def _is_better(rule: Rule, now: Array, before: Array, code: Array, loop: Loop, outer: Outer) -> Array:
+    """Whether x, whose residual has the norm `now`, is better than the best x."""
     best = loop.best
     if rule.method.least_squares:
-        better = jnp.where(code == Status.LEAST_SQUARES, BETTER, 1) * now < best.norm
-    else:
-        # The norm of a best x that this start of the method claims is that of its recursion.
-        claims = best.k > outer.k
-        runs = (loop.code < 0) & (loop.k < rule.maxiter)
-        better = (now < jnp.where(claims & runs, before, best.norm)) | (claims & (best.k == loop.k))
-    # In the last trip x is the best one, and the other one is that of the trip before.
-    other = Best(jnp.where(retries, outer.x, x), jnp.where(retries, before, now), loop.k)
-    found, last = _where(retries | better, other, best)._replace(k=loop.k), None
-    code = jnp.where(is_failure(code) & ~better & ~retries, code + RETRY, code)
-    if p is not None:
-        # Keep the direction only after three or more steps, and only in a refinement or if the code is WAITING.
-        worth = (loop.k - outer.k > 2) & ((rule.narrow is not None) | (loop.code == WAITING))
-        last = Last(p, jnp.where(worth, sums[-1].real, jnp.inf))
-    return Outer(x, r, sums[0].real, loop.k, code, loop.norms, last, found, Ax_norm, loop.pace)
+        return jnp.where(code == Status.LEAST_SQUARES, BETTER, 1) * now < best.norm
+    # The norm of a best x that this start of the method claims is that of its recursion.
+    claims = best.k > outer.k
+    runs = (loop.code < 0) & (loop.k < rule.maxiter)
+    return (now < jnp.where(claims & runs, before, best.norm)) | (claims & (best.k == loop.k))
 
 
-def _verdict(rule: Rule, now: Array, before: Array, asymmetric: Any, is_lost: Array, loop: Loop) -> Array:
-    """RUNNING, or how the solve ended, by its true residual norm `now`, which was `before` at the start."""
-    code, claimed, method = loop.code, loop.norm, rule.method
+def _verdict(rule: Rule, truth: _Truth, before: Array, loop: Loop) -> Array:
+    """RUNNING, or how the solve ended, by its true residual, whose norm was `before` when the method started."""
+    now, code, claimed, method = truth.norm, loop.code, loop.norm, rule.method
     eps = jnp.finfo(before.dtype).eps
+    is_lost = ~(truth.lost <= eps**2 * truth.x_squared)
+    asymmetric = None
+    if truth.asymmetry is not None:
+        asymmetric = truth.asymmetry > 100 * eps * rule.noise_norm * (2 * rule.b_norm + now + truth.Ax_norm)
     if method.keeps or method.least_squares:
         waits = (code == WAITING) & (now <= 2 * claimed)
         goes_on = (now < 0.5 * before) | (waits if asymmetric is None else waits & ~asymmetric)
@@ -347,10 +343,15 @@ def _verdict(rule: Rule, now: Array, before: Array, asymmetric: Any, is_lost: Ar
         (goes_on & ~is_lost, RUNNING),
         otherwise=Status.STAGNATION,
     )
-    if asymmetric is None:
-        return code
-    is_cause = asymmetric & (code > 0) & (code != Status.NON_FINITE)
-    return jnp.where(is_cause, jnp.int32(Status.NOT_SYMMETRIC), code)
+    if asymmetric is not None:
+        is_cause = asymmetric & (code > 0) & (code != Status.NON_FINITE)
+        code = jnp.where(is_cause, jnp.int32(Status.NOT_SYMMETRIC), code)
+        accurate = is_rounding(code, now, truth.Ax_norm, rule.b_norm, rule.tolerance)
+        code = jnp.where(accurate, jnp.int32(Status.ROUNDED), code)
+    is_cause = (code == Status.STAGNATION) & is_lost
+    if method.least_squares:
+        is_cause |= (code == Status.LEAST_SQUARES) & ~(truth.lost <= 0.01 * truth.x_squared)
+    return jnp.where(is_cause, jnp.int32(Status.OUT_OF_RANGE), code)
 
 
 def is_failure(code: Array) -> Array:

@@ -1,5 +1,6 @@
-"""Inner products and norms of vectors [n], or of the columns of [n, k]; products with blocks of vectors."""
+"""Inner products and norms of vectors [n], or of the columns of [n, k]; blocks of vectors; what a flag decides."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -60,3 +61,29 @@ def linear_combination(V: Array, c: Array) -> Array:
 def products(V: Array, w: Array) -> Array:
     """V[i]·w for every i, with w [n] or [n, k]: [m] or [m, k]."""
     return jnp.einsum("...in,...n->...i", V, w.T, precision=EXACT).T
+
+
+# ------------------------------------------------------------------------------------------------- flags and scalars
+
+
+def root(a: Array) -> Array:
+    """The square root of a ≥ 0, and a itself if that is denormal. Mosaic GPU has jnp.sqrt since JAX 0.11."""
+    return jnp.where(a >= jnp.finfo(a.dtype).tiny, a * lax.rsqrt(a), a)
+
+
+def anyone(flags: Array) -> Array:
+    """Whether any column's flag is set."""
+    return flags if flags.ndim == 0 else jnp.any(flags)
+
+
+def once_if(flags: Array, f: Callable[..., Any], carried: Any, *operands: Array) -> Any:
+    """f(carried, *operands) if any flag is set, else `carried`: by a loop of one trip or none.
+
+    vmap would copy the operands of a condition, A among them, once for each system. What does not depend on the trip's
+    number XLA computes before the loop, even if there is no trip.
+    """
+
+    def trip(number: Array, carried: Any) -> Any:
+        return f(carried, *[jnp.where(number == 0, a, 0) for a in operands])
+
+    return lax.fori_loop(0, anyone(flags).astype(jnp.int32), trip, carried)
