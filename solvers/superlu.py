@@ -148,7 +148,7 @@ class Order(NamedTuple):
 
     @classmethod
     def of(cls, S: Any, ordering: str, order: np.ndarray) -> "Order":
-        numbers = scipy.sparse.csc_array((np.arange(S.nnz), S.indices, S.indptr), shape=S.shape)
+        numbers = scipy.sparse.csc_array((np.arange(S.nnz, dtype=np.int32), S.indices, S.indptr), shape=S.shape)
         source = numbers[order][:, order] if ordering == MMD else numbers[:, order]
         source.sort_indices()
         return cls(ordering, order, source)
@@ -248,7 +248,8 @@ class Pattern:
 
     def __init__(self, n: int, row: Any, col: Any):
         self.n, self.row, self.col = n, np.array(row), np.array(col)
-        S = scipy.sparse.csc_array((np.arange(self.row.size), (self.row, self.col)), shape=(n, n))
+        numbers = np.arange(self.row.size, dtype=np.int32)  # SuperLU counts entries in 32 bits
+        S = scipy.sparse.csc_array((numbers, (self.row, self.col)), shape=(n, n))
         self.S = S if S.nnz == self.row.size else None
         self.orders: dict[Recipe, Order] = {}
 
