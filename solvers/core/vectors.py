@@ -63,9 +63,6 @@ def products(V: Array, w: Array) -> Array:
     return jnp.einsum("...in,...n->...i", V, w.T, precision=EXACT).T
 
 
-# ------------------------------------------------------------------------------------------------- flags and scalars
-
-
 def root(a: Array) -> Array:
     """The square root of a ≥ 0, and a itself if that is denormal. Mosaic GPU has jnp.sqrt since JAX 0.11."""
     return jnp.where(a >= jnp.finfo(a.dtype).tiny, a * lax.rsqrt(a), a)
