@@ -35,7 +35,7 @@ def run(args: argparse.Namespace, progress: Progress) -> tables.Done:
         solve = measure.prepare(solvers.cg, stored, b, rtol=args.rtol, history=bool(args.plot))
     setup = progress.seconds["convert"] + progress.seconds["compile"]
     runs = {"solve": solve, "SciPy": lambda: scipy_cg(S, b, args.rtol)}
-    (ours, sol), (theirs, (x, info, iterations)) = _in_turns(runs, progress)
+    (ours, sol), (theirs, (x, info, steps)) = _in_turns(runs, progress)
     with progress.stage("measure", "the products"):
         products = stored.seconds_per_product(), median_seconds(lambda: S @ b)
     A, in_csr, times = stored.A, traffic.csr_bytes(S, 8), tables.duration
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace, progress: Progress) -> tables.Done:
         "stored": (A.nbytes, in_csr),
         "product": products,
         "bandwidth": [tables.bandwidth(*pair) for pair in zip(n_bytes, products, strict=True)],
-        "iterations": (sol.iterations, iterations),
+        "iterations": (sol.iterations, len(steps)),
         "solve": (ours, theirs),
         "solve and set-up": (ours + setup, theirs),
         "true residual / ‖b‖": left,
@@ -65,7 +65,8 @@ def run(args: argparse.Namespace, progress: Progress) -> tables.Done:
             faults.append(f"{side} left {residual:.2e} of ‖b‖, above rtol = {args.rtol:.0e}")
     if args.plot:
         with progress.stage("draw", args.plot), arguments.blaming(args.plot):
-            curves = {f"jaxsparse, on {measure.device()}": sol, "SciPy": scipy_norms(S, b, args.rtol)}
+            norms = scipy_cg(S, b, args.rtol, history=True)[2]  # once more, since each norm takes a product
+            curves = {f"jaxsparse, on {measure.device()}": sol, "SciPy": [np.linalg.norm(b), *norms]}
             names = {"product": "product", "solve, cold": "solve and set-up", "solve, warm": "solve"}
             timed = {label: both[name] for label, name in names.items()}
             plots.draw_comparison(args.plot, curves, timed, args.rtol)
@@ -90,19 +91,16 @@ def _in_turns(runs: dict[str, Callable[[], Any]], progress: Progress) -> list[tu
     return [(seconds[name], results[name]) for name in runs]
 
 
-def scipy_cg(S: scipy.sparse.csr_array, b: np.ndarray, rtol: float) -> tuple[np.ndarray, int, int]:
-    """The solution, SciPy's `info`, and the number of iterations."""
+def scipy_cg(
+    S: scipy.sparse.csr_array, b: np.ndarray, rtol: float, history: bool = False
+) -> tuple[np.ndarray, int, list[float]]:
+    """The solution, SciPy's `info`, and the norms of its residuals after each step; zeros without `history`."""
     from scipy.sparse.linalg import cg
 
-    steps: list[None] = []
-    x, info = cg(S, b, rtol=rtol, atol=0.0, callback=lambda _: steps.append(None))
-    return x, info, len(steps)
+    norms: list[float] = []
 
+    def step(x: np.ndarray) -> None:
+        norms.append(float(np.linalg.norm(b - S @ x)) if history else 0.0)
 
-def scipy_norms(S: scipy.sparse.csr_array, b: np.ndarray, rtol: float) -> list[float]:
-    """The norms of SciPy's residuals, the first of them that of b, by one more solve, since each costs a product."""
-    from scipy.sparse.linalg import cg
-
-    norms = [float(np.linalg.norm(b))]
-    cg(S, b, rtol=rtol, atol=0.0, callback=lambda x: norms.append(float(np.linalg.norm(b - S @ x))))
-    return norms
+    x, info = cg(S, b, rtol=rtol, atol=0.0, callback=step)
+    return x, info, norms
