@@ -20,7 +20,7 @@ from jaxsparse_fmt.formats.csr import CSR
 from jaxsparse_fmt.kernels.cpu.over_rows import in_threads
 
 PIECE = 2**19  # entries, or products of two, of a piece of a result, for which SciPy takes a millisecond or two
-PIECES = 4 * CORES  # at most
+PIECES = 2 * CORES  # at most
 
 
 def at_hand(*operands: Any, fetched: bool = False) -> list[Csr] | None:
@@ -134,7 +134,7 @@ def _product_with_zeros(S: Csr, R: Csr, C: Csr | None) -> Csr:
     Args:
       C: S @ R as SciPy computes it, if known.
     """
-    if np.result_type(S.data, R.data).kind == "f" and R.data.all():
+    if np.result_type(S.data, R.data).kind == "f":
         imaginary = np.random.default_rng(0).uniform(1, 2, S.nnz).astype(S.dtype)
         both = with_data(S, S.data + 1j * imaginary) @ R
         if _is_whole(both):
