@@ -132,7 +132,7 @@ class Host:
         return {}
 
     def order(self, ordering: str) -> np.ndarray:
-        """[n], SuperLU's order, cheaply: it factors this pattern with entries so small that all are dropped."""
+        """[n], SuperLU's order, cheaply: it factors this pattern with entries so small that it drops them."""
         if ordering not in self.orders:
             from scipy.sparse import linalg
 
