@@ -106,7 +106,7 @@ def _finest(A: Any, B: Any, theta: float, rooms: Rooms) -> Matrix | None:
     """None if the host has to look: it refuses A in words, or finds blocks."""
     near = None if B is None else jnp.asarray(B, np.float64).reshape(-1)
     padding = _in_thread(programs.padded.lower(rooms.rows, rooms.entries, A, near).compile)
-    ahead = _compiled(rooms, _place(A))
+    ahead = _compiled(rooms, A.values.sharding if A.values.committed else None)
     padded, near = padding.result()(A, near)
     wait(ahead[:1])
     known = programs.measured(padded, near, jnp.zeros_like(near), A.shape[0])
@@ -163,11 +163,6 @@ def _bounds(scalars: np.ndarray) -> tuple[float, ...]:
         ritz = np.linalg.eigvalsh(np.diag(alphas[:k]) + np.diag(betas[: k - 1], 1) + np.diag(betas[: k - 1], -1))
     upper = largest_value(ritz, bound)
     return upper if upper > 0 else 1.0, -np.inf if negative else float(ritz[0]), negative, *largest
-
-
-def _place(A: Any) -> Any:
-    """The sharding of arrays that are committed to their device, else None."""
-    return A.values.sharding if A.values.committed else None
 
 
 def _in_thread(f: Callable[[], Any]) -> Future[Any]:
