@@ -10,6 +10,7 @@ import scipy
 from jaxsparse_fmt._dtypes import check_keeps_imaginary, floating_dtype
 from jaxsparse_fmt._tracing import standard_promotion
 from jaxsparse_fmt.core.basis import Operator
+from jaxsparse_fmt.distributed.matrix import ShardedMatrix
 from solvers.core import arguments
 from solvers.core.operators import UserFunction, operator
 
@@ -33,7 +34,7 @@ def square(A: Any, maker: str) -> int:
 
 
 def is_sharded(A: Any) -> bool:
-    return getattr(A, "name", None) == "sharded"
+    return isinstance(A, ShardedMatrix)
 
 
 def on_one_device(A: Any, maker: str) -> None:

@@ -21,6 +21,7 @@ from jax import Array, lax
 from jaxsparse_fmt._arguments import owned
 from jaxsparse_fmt._pytrees import brief, exportable, pytree
 from jaxsparse_fmt._tracing import standard_promotion
+from jaxsparse_fmt.core.scipy_names import ScipyNames
 from jaxsparse_fmt.distributed.halo import Exchange
 from solvers.core import arguments
 from solvers.core.diagonal import operand
@@ -104,7 +105,7 @@ def block_jacobi(A: Any, block_size: int) -> "BlockJacobi | Schwarz":
     b = min(arguments.int_at_least(block_size, "block_size", 1), max(n, 1))
     if checks.is_transpose(A):
         return block_jacobi(A.T, b).T
-    if not hasattr(A, "entries") and not isinstance(A, (jax.Array, np.ndarray)):
+    if not isinstance(A, (ScipyNames, jax.Array, np.ndarray)):
         raise TypeError(
             f"block_jacobi takes a jaxsparse matrix or a dense array, got {type(A).__name__}; convert a SciPy "
             "matrix with from_scipy"
@@ -124,11 +125,11 @@ def _diagonal_blocks(A: Any, b: int) -> Array:
     n = A.shape[0]
     n_blocks = -(-n // b)
     index = jnp.arange(n_blocks * b).reshape(n_blocks, b)
-    if hasattr(A, "entries"):
+    if isinstance(A, (jax.Array, np.ndarray)):
+        blocks = owned(A).at[index[:, :, None], index[:, None, :]].get(mode="fill", fill_value=0)
+    else:
         row, col, _, value = A.entries()
         blocks = _gathered(row, col, value, col < n, n_blocks, b)
-    else:
-        blocks = owned(A).at[index[:, :, None], index[:, None, :]].get(mode="fill", fill_value=0)
     return _filled(blocks, index < n)
 
 

@@ -28,6 +28,7 @@ from jaxsparse_fmt._pytrees import brief, exportable, pytree
 from jaxsparse_fmt._tracing import concrete, standard_promotion
 from jaxsparse_fmt.convert import from_scipy
 from jaxsparse_fmt.core.basis import IDENTITY, Basis, Operator, within
+from jaxsparse_fmt.core.scipy_names import ScipyNames
 from jaxsparse_fmt.kernels.cpu import aggregation
 from solvers.core import arguments
 from solvers.core.diagonal import operand
@@ -130,7 +131,7 @@ def coarse_space(A: Any, W: Any, M: Any = None) -> CoarseSpace:
             "M=precond.coarse_space(matrix, W)"
         )
     n = checks.square(A, "coarse_space")
-    is_sparse, is_sharded = scipy.sparse.issparse(W) or hasattr(W, "to_scipy"), checks.is_sharded(A)
+    is_sparse, is_sharded = scipy.sparse.issparse(W) or isinstance(W, ScipyNames), checks.is_sharded(A)
     given = W
     W = W if is_sparse else owned(W)
     if len(W.shape) != 2 or W.shape[0] != n or not 1 <= W.shape[1] <= n:
@@ -141,7 +142,7 @@ def coarse_space(A: Any, W: Any, M: Any = None) -> CoarseSpace:
     if kind.kind == "c" and not jnp.issubdtype(dtype, jnp.complexfloating):
         raise TypeError(f"W is complex and A is not; pass real columns, or A.astype({kind})")
     if is_sparse:
-        S = scipy.sparse.csr_array(W.to_scipy() if hasattr(W, "to_scipy") else W)
+        S = scipy.sparse.csr_array(W.to_scipy() if isinstance(W, ScipyNames) else W)
         with concrete():
             _check_columns(S.data, lambda: (S.conj().T @ S).toarray())
         if not is_sharded:

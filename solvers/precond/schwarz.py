@@ -30,6 +30,7 @@ from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.core.triangular import Triangle
 from jaxsparse_fmt.distributed import entries
+from jaxsparse_fmt.distributed.basis import ShardedBasis
 from jaxsparse_fmt.distributed.common_format import Request, in_one_format
 from jaxsparse_fmt.distributed.delivery import fetched
 from jaxsparse_fmt.distributed.halo import Exchange, exchange
@@ -63,7 +64,8 @@ class Schwarz(checks.Refreshed):
 
     @property
     def shape(self) -> tuple[int, int]:
-        n = getattr(self.order, "n", self.over.size if self.over.is_manual else self.over.places)
+        inside = self.over.size if self.over.is_manual else self.over.places
+        n = self.order.n if isinstance(self.order, ShardedBasis) else inside
         return n, n
 
     @property
