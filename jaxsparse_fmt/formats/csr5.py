@@ -234,16 +234,19 @@ class CSR5(ByEntries):
         csr, (n_rows, n_cols) = pattern.csr, pattern.csr.shape
         if not pattern.on_gpu:
             return
-        number = max(pattern.itemsize, 4)  # values of 16 bits multiply an x of 32
-        hottest, options = min(HOT_BYTES // number, n_cols // 4), [(0, False)]
-        if n_cols * number >= SMALL_X:
-            options += [(hottest, False)]
-            options += [(0, True)] if pattern.shares_memory and pattern.misses >= KEPT_MISSES else []
+        x_bytes = max(pattern.itemsize, 4)  # values of 16 bits multiply an x of 32
+        options = [(0, False)]
+        if n_cols * x_bytes >= SMALL_X:
+            options.append((min(HOT_BYTES // x_bytes, n_cols // 4), False))
+            if pattern.shares_memory and pattern.misses >= KEPT_MISSES:
+                options.append((0, True))
         for hot, keep_sums in options:
             (lanes, depth), segments = csr5_tiles.tiled(csr, keep_sums, laid=False)
-            uncut, n_tiles = segments.cut is None, segments.tiles(lanes * depth)
-            places, n_cut = n_tiles * lanes * depth, 0 if uncut else segments.cut.shape[0]
-            n_segments = n_rows if uncut else segments.lengths.shape[0]
+            n_tiles = segments.tiles(lanes * depth)
+            places = n_tiles * lanes * depth
+            n_cut, n_segments = 0, n_rows
+            if segments.cut is not None:
+                n_cut, n_segments = segments.cut.shape[0], segments.lengths.shape[0]
             if keep_sums and csr5_tiles.KEPT_ROWS * n_tiles < n_segments:
                 continue
             rows = max(round(n_rows / max(n_tiles, 1)), 1)
@@ -251,10 +254,9 @@ class CSR5(ByEntries):
             held = [n for n, span in REACHES if not hot and statistics.are_within(pattern.sample(rows), rows, n, span)]
             index = (2 if held else 4) * places + 4 * n_tiles * (lanes + 1 + min(held, default=0))
             index += (8 * n_cut + 4 if n_cut else 0) + (4 * n_cols if hot else 0)
-            words = f"the {hot} most used columns first" if hot else f"columns in {16 if held else 32} bits"
-            remarks = [words]
-            remarks += ["sums written together"] if keep_sums else []
-            remarks += [f"{n_cut} rows cut"] if n_cut else []
+            words = [f"the {hot} most used columns first" if hot else f"columns in {16 if held else 32} bits"]
+            words += ["sums written together"] if keep_sums else []
+            words += [f"{n_cut} rows cut"] if n_cut else []
             yield Storage(
                 cls.name,
                 {"tile_shape": (lanes, depth), "hot": hot, "keep_sums": keep_sums},
@@ -264,7 +266,7 @@ class CSR5(ByEntries):
                 miss_factor=pattern.miss_factor(hot) if hot else 1.0,
                 written=0 if keep_sums else n_segments,
                 copied=n_cols if hot else 0,
-                words=tuple(remarks),
+                words=tuple(words),
             )
 
 
