@@ -97,6 +97,16 @@ class SparseMatrix(OnOneDevice, Faces):
         return self.nbytes - unread
 
     @property
+    def _n_main(self) -> int:
+        """Stored places before those of a tail, whose number is one more size on which shards agree."""
+        return self.n_stored
+
+    def with_arrays(self, names: set[str]) -> Self:
+        """The same storage with those of its optional arrays that other shards have."""
+        del names
+        return self
+
+    @property
     def fill(self) -> float:
         """nnz / n_stored: 1.0 without padding."""
         return self.nnz / self.n_stored if self.n_stored else 1.0

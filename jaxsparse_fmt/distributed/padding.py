@@ -36,8 +36,7 @@ class Form:
     def of(A: SparseMatrix) -> "Form":
         arrays = _arrays(A)
         sizes = {name: a.shape[0] for name, a in arrays.items() if name not in ("values", "pattern")}
-        main = getattr(A, "n_main", A.n_stored)
-        sizes |= {"values": main, "tail": A.n_stored - main}
+        sizes |= {"values": A._n_main, "tail": A.n_stored - A._n_main}
         counts = {name: getattr(A, name) for name in noted(type(A), Most)}
         return Form(sizes, {name: a.dtype for name, a in arrays.items()}, A.nnz, counts)
 
@@ -53,8 +52,7 @@ def alike(matrices: dict[int, SparseMatrix], mesh: Mesh) -> dict[int, SparseMatr
 
     names = {name for form in forms() for name in form.sizes}
     first: Any = next(iter(matrices.values()))
-    if hasattr(first, "with_arrays"):  # optional arrays, which some shards have
-        matrices = {k: A.with_arrays(names) for k, A in dict[int, Any](matrices).items()}
+    matrices = {k: A.with_arrays(names) for k, A in matrices.items()}
     form = agreed(forms())
     fields = dict.fromkeys(array_fields(type(first))) | dict(form.counts)
 
@@ -95,8 +93,7 @@ def _arrays(A: SparseMatrix) -> dict[str, np.ndarray]:
 def _padded(name: str, a: np.ndarray, A: SparseMatrix, form: Form) -> np.ndarray:
     size = form.sizes[name]
     if name == "values":
-        main = getattr(A, "n_main", A.n_stored)
-        return np.concatenate([_filled(a[:main], size), _filled(a[main:], form.sizes["tail"])])
+        return np.concatenate([_filled(a[: A._n_main], size), _filled(a[A._n_main :], form.sizes["tail"])])
     if a.shape[0] == size:
         return a
     paddings = noted(type(A), Padding)

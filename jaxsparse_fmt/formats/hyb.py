@@ -43,7 +43,7 @@ class HYB(ByEntries, ByRule):
     layout_options = ("width",)
 
     @property
-    def n_main(self) -> int:
+    def _n_main(self) -> int:
         """Places of the ELL part."""
         return self.n_stored - self.tail_col.shape[0]
 
@@ -53,14 +53,14 @@ class HYB(ByEntries, ByRule):
 
     @property
     def _rule(self) -> Rule:
-        return Rule(self.shape, self.n_main, self.address, self.column)
+        return Rule(self.shape, self._n_main, self.address, self.column)
 
     @property
     def _sums(self) -> int:
         return 0
 
     def _product_face(self, values: Array, x: Array, backend: str) -> Array:
-        n_main, n_tail = self.n_main, self.tail_col.shape[0]
+        n_main, n_tail = self._n_main, self.tail_col.shape[0]
         y: Any = 0
         # A slice of `values` would be a copy for a kernel; so a single matrix is passed whole, with an offset.
         whole = values.shape[0] == 1 and selection.is_pallas(spmv.supported(backend, values, x))
