@@ -107,9 +107,9 @@ def rank(S: Any, dtype: Any = None, platform: str | None = None, backend: str = 
         csr = csr.copy()
         csr.sum_duplicates()
     dtype = floating_dtype(csr.data.dtype, "the matrix") if dtype is None else np.dtype(dtype)
+    backend = selection.active_backend(backend)
     kernels = _kernels(dtype, platform, backend, device)
     platform = "gpu" if kernels == "gpu" else "cpu"
-    backend = selection.active_backend(backend)
     shares = platform == "gpu" and selection.shares_memory(selection.resolve(backend, "cuda", shared=True))
     pattern = PatternCounts(csr, dtype, platform, shares)
     choices = []
@@ -129,7 +129,6 @@ def _kernels(dtype: np.dtype, platform: str | None, backend: str, device: Any) -
         if device.platform != "cpu" and not cuda:
             return None
         platform = "gpu" if cuda else "cpu"
-    backend = selection.active_backend(backend)
     if platform == "cpu":
         wanted = backend if backend in ("auto", "numba") else "xla"
         name = selection.resolve(wanted, "cpu")

@@ -233,11 +233,13 @@ def where_it_converts(csr: Csr, target: Target) -> Csr:
     A matrix that comes from the host never goes to the device for that: XLA would compile programs for its sizes, for
     ten times as long as the host takes.
     """
-    if namespace(csr.data) is np or csr.nnz < FEW_TO_CHOOSE:
-        return on_host(csr)
+    if namespace(csr.data) is np:
+        return csr
+    if csr.nnz < FEW_TO_CHOOSE:
+        return csr.to_scipy()
     free = memory.free()
     has_room = free is None or HELD * csr.nnz * (target.dtype.itemsize + 4) <= free
-    return csr if has_room else on_host(csr)
+    return csr if has_room else csr.to_scipy()
 
 
 def puts_on_cpu() -> bool:
