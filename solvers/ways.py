@@ -249,6 +249,10 @@ def first_success(
         trial = _next(queue, facts, stage is WAYS)
         way, start, sol, M = trial.way, x0, None, None
         names.add(way.name)
+        longest = max((trial, *queue), key=lambda other: other.set_up)
+        if facts.tries and longest.set_up > LONGEST and (trial.taken or trial is longest):  # no other way is new
+            text = f"solve: what is left is {longest}; interrupt it if that is too long, or give a preconditioner M"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
         if best is not None and (trial.taken or way.M in ("multigrid", "ilu")):
             start = jax.lax.stop_gradient(best.x)
         try:
@@ -313,11 +317,7 @@ def made(trial: Trial, facts: Facts) -> Any:
     name, A = trial.way.M, facts.A
     if name is None:
         return None
-    is_refused = name == "factors" and facts.n > SMALL and trial.set_up > HOURS
-    if trial.set_up > LONGEST and facts.tries:
-        what = "is left out: call direct(A, b)" if is_refused else "begins: interrupt it if that is too long,"
-        warnings.warn(f"solve: {trial} {what} or give a preconditioner M", RuntimeWarning, stacklevel=2)
-    if is_refused:
+    if name == "factors" and facts.n > SMALL and trial.set_up > HOURS:
         raise ValueError(f"the factors may take {trial.set_up / 3600:.1g} hours; direct(A, b) tries all the same")
     if name == "factors":
         return prepared(A, facts.tries)

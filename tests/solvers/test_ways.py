@@ -151,7 +151,7 @@ def test_a_long_set_up_is_announced_with_its_estimate(monkeypatch):
     module = sys.modules["solvers.ways"]
     monkeypatch.setitem(module.DEVICES["host"], "work", 1.0)
     monkeypatch.setattr(module, "HOURS", np.inf)
-    with pytest.warns(RuntimeWarning, match=r"solve: direct \(asked for; about .* s\) begins: interrupt it"):
+    with pytest.warns(RuntimeWarning, match=r"solve: what is left is direct \(asked for; about .* s\); interrupt it"):
         assert solve(jsf.from_scipy(tridiagonal(400)), np.ones(400), method="direct").success
 
 
