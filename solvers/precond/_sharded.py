@@ -1,6 +1,6 @@
-"""Multigrid for a matrix over several devices: the host sets it up as for one device, and each device gets its rows.
+"""Multigrid for a matrix over several devices: set up as on one device, and each device gets its rows.
 
-    host     A ── R·A·P ── R·A·P ── A⁺     in every process, from all entries of A
+    one      A ── R·A·P ── R·A·P ── A⁺     in every process, from all entries of A
     shard 0  ■■■■■■■■   ■■■ ╮              a coarse unknown goes to the shard that has
     shard 1  ■■■■■■■■   ■■■ ┴ ■■■■ ── A⁺   the middle of its column of P
 

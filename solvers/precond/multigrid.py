@@ -1,7 +1,7 @@
 """Algebraic multigrid: a cycle as an operator, by smoothed aggregation (Vaněk, Mandel and Brezina 1996).
 
 The host sets the hierarchy up (`_hierarchy`), but an accelerator sets up the large levels of a matrix that lies there
-(`_device_hierarchy`). Every cycle runs on the device (`_cycles`); sizes alone decide the number of its operations.
+or over several (`_device_hierarchy`). Every cycle runs on the device (`_cycles`); sizes alone decide the number of its operations.
 
 The smoother is Chebyshev's polynomial in D⁻¹A for the upper part of the spectrum (Adams, Brezina, Hu and Tuminaro 2003,
 Parallel multigrid smoothing: polynomial versus Gauss–Seidel). It is self-adjoint in the inner product of D, so the same
@@ -29,7 +29,7 @@ from jaxsparse_fmt._arguments import real_number
 from jaxsparse_fmt._dtypes import floating_dtype, requested_dtype
 from jaxsparse_fmt._pytrees import exportable, pytree
 from jaxsparse_fmt._text import readable_bytes
-from jaxsparse_fmt._tracing import concrete, standard_promotion
+from jaxsparse_fmt._tracing import concrete, is_on_cpu, standard_promotion
 from jaxsparse_fmt.convert import from_scipy
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis, Operator
@@ -206,9 +206,8 @@ def multigrid(
       >>> js.cg(A, b, M=M, rtol=1e-8).success, len(M.sizes)
       (True, 2)
     """
-    degree, most = _checked(cycle, degree), MAX_COARSE
-    if max_coarse is not None:
-        most = int_at_least(max_coarse, "max_coarse", 1)
+    degree = _checked(cycle, degree)
+    most = MAX_COARSE if max_coarse is None else int_at_least(max_coarse, "max_coarse", 1)
     theta = real_number("theta", theta)
     if not 0 <= theta < 1:
         raise ValueError(f"theta must be at least 0 and below 1; got {theta:g}")
@@ -219,6 +218,7 @@ def multigrid(
         return min(most, max(50, int((A.nnz / 10) ** 0.5)))
 
     settings = cycle, degree, dtype
+    one, spread = A, None  # A on one device, and what puts its levels on several
     if checks.is_sharded(A):
         checks.untraced(A)
         A._check_users_order("multigrid")
@@ -227,35 +227,38 @@ def multigrid(
             raise ValueError(f"A has {A.shape[0]} rows on several processes; pass max_coarse= below that number")
         cure = "take precond.schwarz(A, precond.multigrid), which sets up the block of each device by itself"
         arguments.check_free_memory(BYTES * A.nnz, "A and its levels on the host", cure, arguments.memory.of_host)
-    if _device_hierarchy.serves(A, B):
-        keep = functools.partial(_level, A, degree, _stored(A, dtype))
+        B = None if B is None else np.asarray(B if arguments.is_addressable(B) else vector_to_host(A.domain, B))
+        if not is_on_cpu(jax.tree.leaves(A)[0]):
+            one = from_scipy(checks.host(A), "csr")
+        if A.shape[0] > most:
+            from solvers.precond._sharded import Spread  # with the code for many devices
+
+            spread = Spread(A, _stored(A, dtype), _format)
+    if _device_hierarchy.serves(one, B):
+        keep = functools.partial(_level, A, degree, _stored(A, dtype), spread is not None)
         with concrete(), jax.enable_x64(True):  # in float64, as on the host
-            large = _device_hierarchy.large_levels(A, B, theta, coarsest(A), keep)
+            large = _device_hierarchy.large_levels(one, B, theta, coarsest(A), keep)
         if large is not None:
             S, coarsening, start = large
-            return _examined(*_built(A, S, coarsening, *settings, start))
+            return _examined(*_built(A, S, coarsening, *settings, start, spread))
     S = checks.host(A)
     b = checks.block_size(A, S)
     near = np.tile(np.eye(b, dtype=S.dtype), (S.shape[0] // b, 1))
     if B is not None:
-        B = np.asarray(B if arguments.is_addressable(B) else vector_to_host(A.domain, B))
-        B = checks.near_null(B, S.shape[0], S.dtype)
+        B = checks.near_null(np.asarray(B), S.shape[0], S.dtype)
         checks.finite(B, "B")
         near = np.ascontiguousarray(B, S.dtype)
     coarsening = _hierarchy.Aggregation(near, b, theta, coarsest(S))
-    if not checks.is_sharded(A) or A.shape[0] <= most:
-        return _examined(*_built(A, S, coarsening, *settings))
-    from solvers.precond._sharded import Spread  # with the code for many devices
-
-    spread = Spread(A, _stored(A, dtype), _format)
-    return _examined(*spread.finished(*_built(A, S, coarsening, *settings, spread=spread)))
+    return _examined(*_built(A, S, coarsening, *settings, spread=spread))
 
 
-def _level(A: Any, degree: int, dtype: Any, made: _device_hierarchy.Made, k: int) -> Level:
-    """Level k in its formats, from what the accelerator made."""
+def _level(A: Any, degree: int, dtype: Any, fetched: bool, made: _device_hierarchy.Made, k: int) -> Level:
+    """Level k in its formats, from what the accelerator made; or with matrices of SciPy, if it is to be `fetched`."""
     S, R, P, inverse = made.arrays()
     step = Level(S, R, P, inverse, _hierarchy.recurrence(degree, made.upper))
     _check_fits(made.largest, dtype, k)
+    if fetched:
+        return Level(S.to_scipy(), R.to_scipy(), P.to_scipy(), np.asarray(inverse), step.recurrence)
     return _on_device(step, None if k else _shared(A), dtype, k)
 
 
@@ -320,11 +323,14 @@ def _built(
             return spread(step, k)
         return _on_device(step, None if k else _shared(A), stored, k)
 
+    if spread is not None and start is not None:
+        start = start._replace(levels=[keep(level, k) for k, level in enumerate(start.levels)])
     built = _hierarchy.build(S, coarsening, degree, keep, start)
     checks.fits(_hierarchy.largest(built.coarse_inverse), stored, "the inverse of the coarsest level")
     inverse = jnp.asarray(built.coarse_inverse, stored)
     symmetric = built.hermitian and S.dtype.kind == "f"
-    return Multigrid(tuple(built.levels), inverse, cycle, symmetric), built.definite
+    M = Multigrid(tuple(built.levels), inverse, cycle, symmetric)
+    return (M, built.definite) if spread is None else spread.finished(M, built.definite)
 
 
 def _examined(M: Multigrid, definite: bool) -> Multigrid:
