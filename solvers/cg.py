@@ -46,9 +46,9 @@ class Predicting(NamedTuple):
     x: Array
     r: Array
     z: Array | None  # [n] M·r by recursion; None without M
-    d: Array  # [n] u·p, which is u·z + b·d of the last step
+    d: Array  # [n] u·p, which is u·z + c·d of the last step
     u: Array  # the last α
-    b: Array  # u·β / the α before
+    c: Array  # u·β / the α before
     curvature: Array  # dᵀ·A·d of the last step
     sums: tuple[Number, ...]  # rᵀ·r, and zᵀ·A·d of the last d; with M also rᵀ·z
 
@@ -136,6 +136,7 @@ def start(space: Space, A: Map, M: Map, r: Array, squared: Array, last: Last | N
 
 
 def _begun(space: Space, r: Array, squared: Array, z: Array, last: Last | None) -> Work:
+    """As `start`, for z = M·r."""
     gamma, p = squared if z is r else space.dot(r, z), z
     if last is not None:
         rest = ratio(gamma - last.along.astype(gamma.dtype), gamma).astype(r.dtype)
@@ -146,12 +147,16 @@ def _begun(space: Space, r: Array, squared: Array, z: Array, last: Last | None) 
 def start_predicting(
     space: Space, A: Map, M: Map, r: Array, squared: Array, last: Last | None, always: bool = False
 ) -> Work | Predicting:
-    """As `start`; or the vectors of `step_predicting`, for a product and a pass more, if its steps cost no more."""
+    """As `start`; or the vectors of `step_predicting`, by one more product and pass, if its steps cost no more.
+
+    Args:
+      always: take `step_predicting` whatever its steps cost.
+    """
     z = M(r)
     work = _begun(space, r, squared, z, last)
     if not (always or (z is r and isinstance(A, Product) and space.sums_at_once(r))):
         return work
-    # p is z + d with d = p − z in place of the direction of the step before, and u = b = 1.
+    # p is z + d with d = p − z in place of the direction of the step before, and u = c = 1.
     x, r, p, gamma = work
     one, (rr, rest, rz) = jnp.ones_like(gamma), space.sweep(FIRST, (), (r, z, A(p), p - z))[2]
     if z is r:
@@ -160,7 +165,10 @@ def start_predicting(
 
 
 def step(space: Space, A: Map, M: Map, work: Any, now: Now) -> tuple[Any, Now]:
-    """One step in four kernels and M: the passes also compute the loop's scalars, for which XLA would launch others."""
+    """One step, in four kernels and M: the passes also compute the loop's scalars, which else would be more kernels.
+
+    Work of `start_predicting` goes to `step_predicting`.
+    """
     if isinstance(work, Predicting):
         return step_predicting(space, A, M, work, now)
     x, r, p, gamma = work
@@ -203,33 +211,33 @@ def _turn_each(scalars, x, p, z):
 
 def step_predicting(space: Space, A: Map, M: Map, work: Predicting, now: Now) -> tuple[Predicting, Now]:
     """One step in two kernels, with M in three and M."""
-    x, r, z, d, u, b, curvature, last = work
-    numbers = u, b, curvature, *last, *now.numbers
+    x, r, z, d, u, c, curvature, last_sums = work
+    numbers = u, c, curvature, *last_sums, *now.numbers
     if z is None:
         s, sums = space.product_sums(A, d, SUMS, d)
-        vectors, scalars, last = space.sweep(ADVANCE, (*sums, *numbers), (x, r, d, s))
+        vectors, scalars, sums = space.sweep(ADVANCE, (*sums, *numbers), (x, r, d, s))
     else:
         s, sums = space.product_sums(A, d, SUMS_OF_M, d, r)
         t = M(s)
         numbers = *sums, space.part(s, t), *numbers
-        vectors, scalars, last = space.sweep(ADVANCE_OF_M, numbers, (x, r, d, s, z, t))
-    (x, r, d, *of_M), (u, b, curvature, k, size, ended, *_) = vectors, scalars
+        vectors, scalars, sums = space.sweep(ADVANCE_OF_M, numbers, (x, r, d, s, z, t))
+    (x, r, d, *of_M), (u, c, curvature, k, size, ended, *_) = vectors, scalars
     z = of_M[0] if of_M else None
-    return Predicting(x, r, z, d, u, b, curvature, last), now._replace(k=k, norm=size, code=ended)
+    return Predicting(x, r, z, d, u, c, curvature, sums), now._replace(k=k, norm=size, code=ended)
 
 
-def _advance(curvature, ss, u, b, before, rr, rest, *now):
-    squares = rr, _z_dot_s(u, b, before, curvature, rest), ss
+def _advance(curvature, ss, u, c, before, rr, rest, *now):
+    squares = rr, _z_dot_s(u, c, before, curvature, rest), ss
     return _advanced(u, curvature, squares, squares, Now(*now))
 
 
-def _advance_of_M(curvature, ss, rs, st, u, b, before, rr, rest, rz, *now):
-    return _advanced(u, curvature, (rr, rs, ss), (rz, _z_dot_s(u, b, before, curvature, rest), st), Now(*now))
+def _advance_of_M(curvature, ss, rs, st, u, c, before, rr, rest, rz, *now):
+    return _advanced(u, curvature, (rr, rs, ss), (rz, _z_dot_s(u, c, before, curvature, rest), st), Now(*now))
 
 
-def _z_dot_s(u, b, before, curvature, rest):
-    """zᵀ·A·d, as z is (d − b·d₀) / u and d₀ᵀ·A·d = (A·d₀)ᵀ·(u·z + b·d₀), with the direction d₀ of the last step."""
-    return (curvature - b * (u * rest + b * before)) / u
+def _z_dot_s(u, c, before, curvature, rest):
+    """zᵀ·A·d, as z is (d − c·d₀) / u and d₀ᵀ·A·d = (A·d₀)ᵀ·(u·z + c·d₀), with the direction d₀ of the last step."""
+    return (curvature - c * (u * rest + c * before)) / u
 
 
 def _advanced(u, curvature, squares, of_M, now):
@@ -240,9 +248,9 @@ def _advanced(u, curvature, squares, of_M, now):
     far = jnp.finfo(alpha.dtype).max ** 0.25
     known = (alpha < far) & (alpha > 1 / far)
     squared = jnp.where(known, _predicted(alpha, *squares), squares[0])
-    b = jnp.where(known, alpha * (_predicted(alpha, *of_M) / gamma), 0)
+    c = jnp.where(known, alpha * (_predicted(alpha, *of_M) / gamma), 0)
     then = now.after(root(squared), code(gamma, curvature))
-    return jnp.where(moves, alpha * u, u), b, curvature, then.k, then.norm, then.code, alpha, moves
+    return jnp.where(moves, alpha * u, u), c, curvature, then.k, then.norm, then.code, alpha, moves
 
 
 def _predicted(alpha, rr, rs, ss):
@@ -252,13 +260,13 @@ def _predicted(alpha, rr, rs, ss):
 
 
 def _advance_each(scalars, x, r, d, s, *of_M):
-    u, b, *_, alpha, moves = scalars
+    u, c, *_, alpha, moves = scalars
     x, r = jnp.where(moves, x + alpha * d, x), jnp.where(moves, r - alpha * s, r)
     if not of_M:
-        return (x, r, jnp.where(moves, u * r + b * d, d)), ((r, r), (s, r))
+        return (x, r, jnp.where(moves, u * r + c * d, d)), ((r, r), (s, r))
     z, t = of_M
     z = jnp.where(moves, z - alpha * t, z)
-    return (x, r, jnp.where(moves, u * z + b * d, d), z), ((r, r), (s, z), (r, z))
+    return (x, r, jnp.where(moves, u * z + c * d, d), z), ((r, r), (s, z), (r, z))
 
 
 DESCEND = Pass(_descend, _descend_each)
@@ -287,10 +295,10 @@ def code(gamma: Array, curvature: Array) -> Array:
     return jnp.where(definite(gamma, curvature), jnp.int32(RUNNING), failure(gamma, curvature))
 
 
-METHOD = Method(start_predicting, step, keeps=True, sums=lambda plain: (SUMS, 1) if plain else (DOT, 1))
+METHOD = Method(start_predicting, step, keeps=True, sums=lambda without_M: (SUMS, 1) if without_M else (DOT, 1))
 ONE_REDUCTION = Method(
     functools.partial(start_predicting, always=True),
     step,
     keeps=True,
-    sums=lambda plain: (SUMS, 1) if plain else (SUMS_OF_M, 2),
+    sums=lambda without_M: (SUMS, 1) if without_M else (SUMS_OF_M, 2),
 )

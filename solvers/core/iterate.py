@@ -51,7 +51,7 @@ class Method(NamedTuple):
         vectors, so that XLA fuses the selects into the updates and reads nothing more.
       iterate: (M, work) -> the vector to add to x.
       self_adjoint: the method assumes that A is its own adjoint, so that it solves systems with the adjoint too.
-      keeps: a restart may continue in the last direction.
+      keeps: the method keeps its direction p: a restart may continue in it.
       least_squares: the method may end with LEAST_SQUARES, which is checked by the true residual.
       sums: (whether there is no M) -> the pass whose sums `step` needs with A·v, and the number of its other vectors.
       unrolled: the steps of a trip of the inner loop, if that has several between two checks. A trip costs a GPU some
@@ -156,7 +156,7 @@ def run(space: Space, method: Method, options: Options, system: System) -> tuple
     is_checked = b.ndim == 1 and options.steps_per_check == 1  # by the condition of the loop, before each step
 
     def trip(outer: Outer) -> Outer:
-        """The method, from a true residual until its recursion meets the tolerance, and the true residual there."""
+        """Runs the method from a true residual until its recursion ends it; then judges x by its true residual."""
         before = outer.norm
         work = method.start(space, multiplied, M, outer.r.astype(narrow), outer.squared.astype(real), outer.last)
         goal = jnp.maximum(tolerance, drop * before).astype(real)
@@ -216,7 +216,7 @@ def run(space: Space, method: Method, options: Options, system: System) -> tuple
     outer = Outer(x, r, squared, k, code, recorded(norms, k, size), last, Best(x, size, k), Ax_norm, pace)
     outer = repeated(lambda outer: anyone(outer.goes_on), trip, mesh_axes.varying(outer, r))
 
-    # A recursion that was wrong may leave a best x that is none, and even one that is worse than the start.
+    # If the recursion was wrong, the best x may be worse than that at which the solve failed, or even than the start.
     failed, best, norm, found = stopping.is_failure(outer.code), outer.best, outer.norm, outer.x
     for other, other_norm in ((best.x, best.norm), (x, size)):
         is_better = failed & (other_norm < norm)
@@ -241,7 +241,7 @@ def unless_far(space: Space, A: Map, b: Array, x0: Array, unit: Array, b_squared
 
 
 def steps(advance: Callable[[Loop], Loop], options: Options, unit: Any, unroll: int) -> Callable[[Loop], Loop]:
-    """Advances `steps_per_check` times, and reports to `progress`.
+    """A function that advances `steps_per_check` times, and reports to `progress`.
 
     Args:
       unit: times the loop's norm is the norm in the user's scale.

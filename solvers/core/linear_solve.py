@@ -31,7 +31,9 @@ TRUNCATED = (Status.CONVERGED, Status.MAXITER, Status.STAGNATION, Status.ROUNDED
 
 
 class Solve(opaque.Rules):
-    """The rules of the primitive, and its static arguments: of a `System`, x and how the solve ended; else x alone.
+    """The rules of the primitive, and its static arguments.
+
+    The form "solution" yields x and how the solve ended, of a `System`; the other two forms yield x alone.
 
     x is linear in b, and differentiable to any order in b and in whatever A depends on. x does not depend on M, x0 and
     the other arguments, and has no derivative with respect to them. The residual norm depends on all of them but is not
@@ -45,8 +47,8 @@ class Solve(opaque.Rules):
 
     def compute(self, system: System) -> Any:
         if system.basis.devices == 1 and self.options.callback is None:
-            system = system._replace(basis=IDENTITY)  # its arrays are not used
-        # Of a b in a closure XLA would compute the norm, for seconds.
+            system = system._replace(basis=IDENTITY)  # the loop reads none of its arrays
+        # XLA would take seconds to fold the norm of a constant b, one that a closure holds.
         b, A = lax.optimization_barrier(system.b), system.A._prepared(self.form == "transposed")
         system = system._replace(A=A, b=b)
         if self.form == "solution":
@@ -73,7 +75,7 @@ class Solve(opaque.Rules):
         b, x0, others = system.b, system.x0, jax.tree.leaves(dims._replace(b=None, x0=None))
         called = self.options.callback, self.options.progress, self.adjoint.report
         if b.ndim != 2 or dims.b is None or others or any(f is not None for f in called):
-            return None  # of several systems a batch already, or of several matrices, or with a call for each system
+            return None  # b already has columns, or matrices differ too, or a user's function is called for each system
         b = jnp.moveaxis(b, dims.b, 1)
         if x0 is not None:
             x0 = jnp.broadcast_to(x0[:, None], b.shape) if dims.x0 is None else jnp.moveaxis(x0, dims.x0, 1)

@@ -19,7 +19,7 @@ from jaxsparse_fmt.kernels.backends import jax_versions
 from solvers.core import interrupts
 from solvers.core.operators import Function, UserFunction, traced
 
-PROGRAMS = 64  # of which compiled solvers are kept; the least recently used is dropped
+PROGRAMS = 64  # combinations of users' functions for which a compiled solver is kept; the least recently used goes
 
 
 def compiled(f: Callable[..., Any], quick: bool) -> Callable[..., Any]:
@@ -48,7 +48,7 @@ def compiled(f: Callable[..., Any], quick: bool) -> Callable[..., Any]:
 
 @functools.lru_cache(maxsize=PROGRAMS)
 def jit(f: Callable[..., Any], quick: bool, *programs: Jaxpr) -> Callable[..., Any]:
-    """`compiled(f, quick)`, in a cache of its own for these programs among its arguments."""
+    """`compiled(f, quick)`, kept for these programs of users' functions among its arguments."""
     return compiled(f, quick)
 
 
@@ -81,14 +81,14 @@ class Entry:
           others: pytrees of arrays.
         """
         quick = not jax_versions.is_traced_here() and memory.device(v, maps).platform == "cpu"
-        solve = self.quick if quick else self.plain
+        call = self.quick if quick else self.plain
         if UserFunction in map(type, maps):
             given, maps = maps, self._traced(static, maps, v)
             varied = mesh_axes.varying(v, (maps, others))
             if varied is not v:
                 v, maps = varied, self._traced(static, given, varied)
-            solve = jit(self._on_any_axes, quick, *(f.program for f in maps if isinstance(f, Function)))
-        return interrupts.run(solve, static, maps, basis, v, others)
+            call = jit(self._on_any_axes, quick, *(f.program for f in maps if isinstance(f, Function)))
+        return interrupts.run(call, static, maps, basis, v, others)
 
     def _traced(self, static: Any, maps: tuple[Any, ...], v: Any) -> tuple[Any, ...]:
         examples = zip(maps, self.examples(static, v), strict=True)

@@ -21,11 +21,11 @@ from solvers.solution import Solution
 P = ParamSpec("P")
 Result = TypeVar("Result", bound=Solution)
 
-# Steps between two checks of the stopping rule on a GPU: a check waits some 30 µs for the host. Half of the steps
-# between two checks are wasted at the end, on average, and in a refinement wherever it computes the true residual.
+# Steps between two checks of the stopping rule on a GPU: a check waits some 30 µs for the host. On average half of the
+# steps between two checks are wasted at the end, and in a refinement also before each true residual.
 STEPS_PER_CHECK_DEFAULT = 10
 STEPS_PER_CHECK_SMALL, SMALL = 40, 250_000  # unknowns, whose steps take less than 10 µs
-# Settings that are checked.
+# The settings that `settled` checks.
 NUMBERS = ("rtol", "atol", "maxiter", "history", "check_every")
 CHECKED = (*NUMBERS, "callback", "progress", "adjoint")
 # Iterations that `history=True` records.
@@ -130,14 +130,14 @@ def solver(**changed: Any) -> Callable[[Callable[P, Result]], Callable[P, Result
         bare = inspect.signature(function)
         of_function = [p for p in bare.parameters.values() if p.kind is not p.VAR_KEYWORD]
         signature = bare.replace(parameters=sorted([*shared, *of_function], key=lambda p: p.kind))
-        called = arguments.door(function, signature)
+        checked = arguments.door(function, signature)
 
         @functools.wraps(function)
-        def checked(*args: P.args, **keywords: P.kwargs) -> Result:
-            return called(*args, **(defaults | keywords))  # pyright: ignore[reportCallIssue]
+        def completed(*args: P.args, **keywords: P.kwargs) -> Result:
+            return checked(*args, **(defaults | keywords))  # pyright: ignore[reportCallIssue]
 
-        vars(checked)["__signature__"] = signature
-        return checked
+        vars(completed)["__signature__"] = signature
+        return completed
 
     return decorate
 
@@ -149,26 +149,26 @@ def solver(**changed: Any) -> Callable[[Callable[P, Result]], Callable[P, Result
 PLAIN = {float, int, bool, type(None), Adjoint}
 
 
-def settled(settings: Any, given: Any, n: int, most: int, drop: float = 0.0) -> tuple[Options, Any, Limits]:
+def settled(settings: Any, given: Any, n: int, default: int, drop: float = 0.0) -> tuple[Options, Any, Limits]:
     """The loop's options, the adjoint, and the limits of the solve.
 
     Args:
       settings: all `Settings`, and perhaps a number `budget` (`Limits`).
       given: A and b; the solve runs where they lie.
-      n, most: unknowns, and the iterations that a maxiter of None allows.
+      n, default: unknowns, and the iterations that a maxiter of None allows.
     """
     values, arrays = [settings[k] for k in CHECKED], len(jax.tree.leaves(settings["M"]))
     steps = steps_per_check(n, arguments.memory.device(given).platform, arrays, drop > 0)
     context = steps, jax.dtypes.canonicalize_dtype(float), _in_preconditioner.get()
     # A number of norms is checked against the free memory each time.
     is_plain = PLAIN.issuperset(map(type, (*values, drop))) and type(settings["history"]) is not int
-    options, adjoint, limits = (_settled_once if is_plain else _settled)(context, most, drop, *values)
+    options, adjoint, limits = (_settled_once if is_plain else _settled)(context, default, drop, *values)
     if (budget := settings.get("budget")) is not None:
         limits = limits._replace(budget=np.asarray(budget, np.float32))
     return options, adjoint, limits
 
 
-def _settled(context: Any, most: int, drop: float, *values: Any) -> tuple[Options, Any, Limits]:
+def _settled(context: Any, default: int, drop: float, *values: Any) -> tuple[Options, Any, Limits]:
     """As `settled`, for the values of CHECKED.
 
     Args:
@@ -176,8 +176,8 @@ def _settled(context: Any, most: int, drop: float, *values: Any) -> tuple[Option
         whether a preconditioner is being traced.
     """
     rtol, atol, maxiter, history, every, callback, progress, adjoint = values
-    most = min(most, 2**31 - 1)
-    limit = arguments.maxiter(maxiter, most)
+    default = min(default, 2**31 - 1)
+    limit = arguments.maxiter(maxiter, default)
     known = None if isinstance(limit, Tracer) else int(limit)
     options = Options(
         arguments.history_length(history, known, MAX_HISTORY),
@@ -201,7 +201,7 @@ def _settled(context: Any, most: int, drop: float, *values: Any) -> tuple[Option
     longest = adjoint.maxiter
     limits = limits._replace(
         derivative_rtol=None if adjoint.rtol is None else arguments.tolerance(adjoint.rtol, "rtol"),
-        derivative_maxiter=xp.maximum(limit, most) if longest is None else arguments.integer(longest, "maxiter"),
+        derivative_maxiter=xp.maximum(limit, default) if longest is None else arguments.integer(longest, "maxiter"),
     )
     return options, dataclasses.replace(adjoint, rtol=None, maxiter=None), limits
 
@@ -214,6 +214,6 @@ def steps_per_check(n: int, platform: str, arrays: int = 0, refines: bool = Fals
 
     An M with a coarse space has ten arrays, a cycle of multigrid dozens, and most take a kernel or more.
     """
-    many = STEPS_PER_CHECK_SMALL if n <= SMALL and not refines else STEPS_PER_CHECK_DEFAULT
-    many = min(many, max(STEPS_PER_CHECK_SMALL // max(arrays, 1), 1))
-    return 1 if platform == "cpu" else many
+    steps = STEPS_PER_CHECK_SMALL if n <= SMALL and not refines else STEPS_PER_CHECK_DEFAULT
+    steps = min(steps, max(STEPS_PER_CHECK_SMALL // max(arrays, 1), 1))
+    return 1 if platform == "cpu" else steps

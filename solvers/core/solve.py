@@ -35,7 +35,7 @@ def solve(
 
     Args:
       settings: all `Settings`, as the decorator `solver` completes them.
-      narrow: of a refinement, its inner side.
+      narrow: the inner side of a refinement; None: no refinement.
     """
     M, callback, inner = settings["M"], settings["callback"], None if narrow is None else narrow.inner
     n, ravel, vectors = arguments.unknowns(A, b), arguments.ravel(b, A), {"b": b, "x0": x0}
@@ -54,7 +54,7 @@ def solve(
         adjoint = unrolled.steps(settings, narrow)
     A = operator(A, n, "A")
     inner = None if narrow is None else precision.given(A, inner, n)
-    # An inner matrix that the user gave is in the user's order.
+    # An inner matrix that the user gave is in the user's order, and so the loop is too.
     basis = A.basis if inner is None else IDENTITY
     A = A if basis.is_identity else A.in_basis
     if callback is not None and basis.devices > 1:
@@ -89,32 +89,32 @@ def _program_of(method: Method, narrow: Narrow | None, settings: Any) -> dict[st
     return {name: settings[name] for name in NUMBERS} | calls | rest | {"M": described(settings["M"])}
 
 
-def _in_basis(plan: Solve, maps: tuple[Any, ...], basis: Basis, b: Array, x0: Any, limits: Limits) -> Solution:
-    options, (A, inner, M) = plan.options, maps
-    b, start = basis.enter(b), None if x0 is None else basis.enter(x0)
+def _in_basis(rules: Solve, maps: tuple[Any, ...], basis: Basis, b: Array, x0: Any, limits: Limits) -> Solution:
+    options, (A, inner, M) = rules.options, maps
+    b, x0 = basis.enter(b), None if x0 is None else basis.enter(x0)
     if options.values is not None:
         inner = precision.narrowed(A, options.values, options.dtype) if inner is None else inner
         M = precision.cast(M, options.dtype)
     M = None if M is None else within(M, basis)
-    system = System(A, M, b, start, lax.stop_gradient(limits), inner, basis)
-    if isinstance(plan.adjoint, int):
-        x, end = unrolled.run(outside(basis), plan.method, options, plan.adjoint, system)
+    system = System(A, M, b, x0, lax.stop_gradient(limits), inner, basis)
+    if isinstance(rules.adjoint, int):
+        x, end = unrolled.run(outside(basis), rules.method, options, rules.adjoint, system)
     else:
-        x, end = plan(system)
+        x, end = rules(system)  # the primitive: see `Solve.compute`
     norms = end.norms if options.history_length else None
     return Solution(basis.leave(x), end.code, end.k, end.norm, norms)
 
 
-def _examples(plan: Solve, b: Array) -> tuple[Any, Any, Any]:
-    narrow = b if plan.options.dtype is None else mesh_axes.shaped_like(b, plan.options.dtype)
+def _examples(rules: Solve, b: Array) -> tuple[Any, Any, Any]:
+    narrow = b if rules.options.dtype is None else mesh_axes.shaped_like(b, rules.options.dtype)
     return b, narrow, narrow
 
 
-def _shardings(plan: Solve, b: Array) -> Solution:
+def _shardings(rules: Solve, b: Array) -> Solution:
     x: Any = mesh_axes.spec_like(b)
     columns: Any = mesh_axes.spec_like(b, None)
     one: Any = PartitionSpec(*columns[1:])
-    return Solution(x, one, one, one, columns if plan.options.history_length else None)
+    return Solution(x, one, one, one, columns if rules.options.history_length else None)
 
 
 _solve = Entry(_in_basis, _examples, _shardings)

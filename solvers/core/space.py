@@ -45,10 +45,9 @@ class Space:
         """The sums of these numbers over all devices: one, or a tuple from one collective."""
         if not self.in_pieces:
             return (partial, *others) if others else partial
-        return tuple(lax.psum(jnp.stack([partial, *others]), self.over.axis)) if others else self._psum(partial)
-
-    def _psum(self, partial: Array) -> Array:
-        return lax.psum(partial, self.over.axis)
+        if not others:
+            return lax.psum(partial, self.over.axis)
+        return tuple(lax.psum(jnp.stack([partial, *others]), self.over.axis))
 
     def dot(self, x: Array, y: Array) -> Array:
         """Re xᴴ·y."""
@@ -82,17 +81,17 @@ class Space:
         return scaling.exponent_of(self.largest(v))
 
     def length_of(self, v: Array) -> int:
-        """The number of unknowns of v, with empty places."""
+        """The number of entries of v over all devices, with empty places; ‖v‖ is `length`."""
         return self.over.places if self.in_pieces else v.shape[0]
 
     def noise(self, like: Array, seed: int = 0) -> Array:
-        """A real vector as long as `like`, of entries between −1 and 1 without a pattern, zero in empty places."""
+        """A real vector as long as `like`, of pseudorandom entries between −1 and 1, zero in empty places."""
         first = (lax.axis_index(self.over.axis) * self.over.size,) if self.in_pieces else ()
         v = vector_passes.noise(like.shape[0], like.real.dtype, seed, *first)
         return v if self.over is None else self.over.emptied(v)
 
     def probe(self, like: Array) -> Array:
-        """Entries without a pattern in the shape of `like`, the same in every column and every run."""
+        """Pseudorandom entries in the shape of `like`, the same in every column and every run."""
         v = self.noise(like).astype(like.dtype)
         return mesh_axes.varying(jnp.broadcast_to(v.reshape(-1, *(1,) * (like.ndim - 1)), like.shape), like)
 
@@ -116,7 +115,7 @@ class Space:
         due = {id(a): a.summands for a in numbers if isinstance(a, Due)}
         if not due:
             return numbers
-        sums = self._psum(jnp.concatenate([*due.values()]) if len(due) > 1 else next(iter(due.values())))
+        sums = lax.psum(jnp.concatenate([*due.values()]) if len(due) > 1 else next(iter(due.values())), self.over.axis)
         ends = np.cumsum([a.shape[0] for a in due.values()]).tolist()
         summed = {key: Parts(a) for key, a in zip(due, jnp.split(sums, ends[:-1]), strict=True)}
         return tuple(summed.get(id(a), a) for a in numbers)

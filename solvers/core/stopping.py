@@ -172,7 +172,7 @@ def recorded(norms: Any, k: Array, value: Array) -> Any:
 
 
 class Probe(NamedTuple):
-    """A vector v without a pattern and A·v, by which a failure of a self-adjoint method is examined."""
+    """A pseudorandom vector v and A·v, by which a failure of a self-adjoint method is examined."""
 
     v: Array
     Av: Array
@@ -208,8 +208,8 @@ class Rule(NamedTuple):
     def stuck(self, now: Now | Loop, best: Best) -> Array:
         """Whether the residual blew up, or found no better x for many steps.
 
-        A method that keeps its direction waits; one whose recursion falls at every step, even while x grows, is
-        compared with the true residual.
+        A method that keeps its direction then ends as WAITING. Least squares, whose recursion falls at every step even
+        while x grows, is then compared with the true residual. Other methods may take any number of steps.
         """
         is_late = now.k >= 2 * best.k + (LOOK if self.method.least_squares else PATIENCE)
         if self.method.least_squares:
@@ -227,7 +227,7 @@ class Rule(NamedTuple):
 
 
 def has_blown_up(now: Now | Loop, best: Best) -> Array:
-    """Rounding leaves eps times the largest residual."""
+    """Whether the residual has grown too far for a recovery: rounding leaves eps times the largest one."""
     return now.norm > jnp.finfo(now.norm.dtype).eps ** -0.875 * best.norm
 
 
@@ -237,7 +237,7 @@ def looked(rule: Rule, loop: Loop, x: Array, now: Now) -> Loop:
     if rule.method.least_squares:
         seen = now.active & rule.stuck(loop, best)
         size = once_if(seen, lambda _, x: rule.space.norm(rule.b - rule.A(x)), size, x)
-        # A recursion that lies, or a residual that grows, which of a symmetric A it does by M alone.
+        # The recursion is wrong, or the residual grows, which with a symmetric A only an M can cause.
         ends = seen & ~(size <= 2 * jnp.minimum(loop.norm, best.norm))
         best = _where(seen & (size < best.norm), Best(x, size, best.k), best)
         best = best._replace(k=jnp.where(seen, loop.k, best.k))
@@ -250,14 +250,14 @@ def looked(rule: Rule, loop: Loop, x: Array, now: Now) -> Loop:
 
 
 def judged(rule: Rule, x: Array, p: Any, loop: Loop, outer: Outer, before: Array) -> Outer:
-    """The solve at x, without entries that leave the range of the dtype, by its true residual.
+    """The solve at x, without entries that the dtype cannot hold in the user's scale, by its true residual.
 
     Args:
       p: the direction of a method that keeps it, else None.
       loop, outer: how the method ended, and from where it started, with a residual of norm `before`.
     """
-    retries, given = outer.retries, x
-    x = in_range(x, rule.unit)
+    retries, given, scaled = outer.retries, x, x * rule.unit
+    x = jnp.where(jnp.isfinite(scaled), scaled, 0) / rule.unit
     Ax = rule.A(x)
     r = rule.b - Ax
     truth = _truth(rule, r, x, given - x, Ax, p)
@@ -306,38 +306,38 @@ def _truth(rule: Rule, r: Array, x: Array, lost: Array, Ax: Array, p: Any) -> _T
     return _Truth(sums[0].real, sums[1].real, sums[2].real, None if p is None else sums[-1].real, asymmetry, Ax_norm)
 
 
-def _is_better(rule: Rule, now: Array, before: Array, code: Array, loop: Loop, outer: Outer) -> Array:
-    """Whether x, whose residual has the norm `now`, is better than the best x."""
+def _is_better(rule: Rule, norm: Array, before: Array, code: Array, loop: Loop, outer: Outer) -> Array:
+    """Whether x, whose residual has this norm, is better than the best x."""
     best = loop.best
     if rule.method.least_squares:
-        return jnp.where(code == Status.LEAST_SQUARES, BETTER, 1) * now < best.norm
-    # The norm of a best x that this start of the method claims is that of its recursion.
+        return jnp.where(code == Status.LEAST_SQUARES, BETTER, 1) * norm < best.norm
+    # The norm of a best x that was found since the method started is that of its recursion, which may be wrong.
     claims = best.k > outer.k
     runs = (loop.code < 0) & (loop.k < rule.maxiter)
-    return (now < jnp.where(claims & runs, before, best.norm)) | (claims & (best.k == loop.k))
+    return (norm < jnp.where(claims & runs, before, best.norm)) | (claims & (best.k == loop.k))
 
 
 def _verdict(rule: Rule, truth: _Truth, before: Array, loop: Loop) -> Array:
     """RUNNING, or how the solve ended, by its true residual, whose norm was `before` when the method started."""
-    now, code, claimed, method = truth.norm, loop.code, loop.norm, rule.method
+    norm, code, claimed, method = truth.norm, loop.code, loop.norm, rule.method
     eps = jnp.finfo(before.dtype).eps
     is_lost = ~(truth.lost <= eps**2 * truth.x_squared)
     asymmetric = None
     if truth.asymmetry is not None:
-        asymmetric = truth.asymmetry > 100 * eps * rule.noise_norm * (2 * rule.b_norm + now + truth.Ax_norm)
+        asymmetric = truth.asymmetry > 100 * eps * rule.noise_norm * (2 * rule.b_norm + norm + truth.Ax_norm)
     if method.keeps or method.least_squares:
-        waits = (code == WAITING) & (now <= 2 * claimed)
-        goes_on = (now < 0.5 * before) | (waits if asymmetric is None else waits & ~asymmetric)
+        waits = (code == WAITING) & (norm <= 2 * claimed)
+        goes_on = (norm < 0.5 * before) | (waits if asymmetric is None else waits & ~asymmetric)
     else:
         # The residual may rise until a method starts again, as in bicgstab: then maxiter, or a first step that may not
         # be taken, ends the solve. Rounding may hide the gain of a full cycle by the recursion; the next may gain more.
         restarts, is_full = code == RESTART, code == FULL
-        gained = is_full & (claimed < (1 - 100 * eps) * before) & (now <= (1 + eps**0.5) * before)
-        goes_on = restarts | gained | (now < jnp.where(is_full, 1, 0.5) * before)
+        gained = is_full & (claimed < (1 - 100 * eps) * before) & (norm <= (1 + eps**0.5) * before)
+        goes_on = restarts | gained | (norm < jnp.where(is_full, 1, 0.5) * before)
     code = status_of(
-        (now <= rule.tolerance, Status.CONVERGED),
+        (norm <= rule.tolerance, Status.CONVERGED),
         (code >= 0, code & (RETRY - 1)),
-        (~jnp.isfinite(now + claimed), Status.NON_FINITE),
+        (~jnp.isfinite(norm + claimed), Status.NON_FINITE),
         (claimed > MOST / jnp.finfo(claimed.dtype).eps, Status.DIVERGED),
         (loop.k >= rule.maxiter, Status.MAXITER),
         (goes_on & ~is_lost, RUNNING),
@@ -346,7 +346,7 @@ def _verdict(rule: Rule, truth: _Truth, before: Array, loop: Loop) -> Array:
     if asymmetric is not None:
         is_cause = asymmetric & (code > 0) & (code != Status.NON_FINITE)
         code = jnp.where(is_cause, jnp.int32(Status.NOT_SYMMETRIC), code)
-        accurate = is_rounding(code, now, truth.Ax_norm, rule.b_norm, rule.tolerance)
+        accurate = is_rounding(code, norm, truth.Ax_norm, rule.b_norm, rule.tolerance)
         code = jnp.where(accurate, jnp.int32(Status.ROUNDED), code)
     is_cause = (code == Status.STAGNATION) & is_lost
     if method.least_squares:
@@ -360,12 +360,6 @@ def is_failure(code: Array) -> Array:
 
 def _where(flags: Array, new: Best, old: Best) -> Best:
     return Best(*(jnp.where(flags, new, old) for new, old in zip(new, old, strict=True)))
-
-
-def in_range(x: Array, unit: Array) -> Array:
-    """x without what the dtype cannot hold of it in the user's scale."""
-    given = x * unit
-    return jnp.where(jnp.isfinite(given), given, 0) / unit
 
 
 def is_rounding(code: Array, size: Array, Ax_norm: Array, b_norm: Array, tolerance: Array) -> Array:

@@ -74,17 +74,17 @@ def run(space: Space, method: Method, options: Options, steps: int, system: Syst
     code, k = jnp.full(first.shape, RUNNING, jnp.int32), jnp.zeros(first.shape, jnp.int32)
     (x, work, _, code, k), norms = lax.scan(step, (x, initial, first, code, k), length=steps)
     x = x + method.iterate(M, work)
-    now = _norm(space, b - A(x))
+    norm = _norm(space, b - A(x))
     code = status_of(
-        (~jnp.isfinite(now), Status.NON_FINITE),
-        (now <= tolerance, Status.CONVERGED),
+        (~jnp.isfinite(norm), Status.NON_FINITE),
+        (norm <= tolerance, Status.CONVERGED),
         (code != RUNNING, code),
         (k >= steps, Status.MAXITER),
         otherwise=Status.STAGNATION,
     )
     norms = jnp.concatenate([first[None], norms])[: options.history_length]
     norms = jnp.where(norms < 0, norms, scaled(norms, of_b))
-    return scaled(x, of_b), End(k, scaled(now, of_b), code, norms)
+    return scaled(x, of_b), End(k, scaled(norm, of_b), code, norms)
 
 
 def _norm(space: Space, r: Array) -> Array:
