@@ -210,17 +210,6 @@ def _check_traced(value: Tracer, name: str, *kinds: Any) -> None:
         raise TypeError(f"{name} must be one {kinds[0].__name__} number; got {value.dtype}{list(value.shape)}")
 
 
-def positive_interval(value: Any, name: str) -> tuple[Array, Array]:
-    """Two numbers, (least, largest). TypeError: not two numbers. ValueError: not in order, or not positive."""
-    is_pair = isinstance(value, (tuple, list, np.ndarray, jax.Array)) and getattr(value, "ndim", 1) == 1
-    if not is_pair or len(value) != 2:
-        raise TypeError(f"{name} must be two numbers, (least, largest); got {value!r}")
-    least, largest = (v if isinstance(v, Tracer) else real_number(f"each of {name}", v) for v in value)
-    if not is_traced(least, largest) and not 0 < least <= largest < math.inf:
-        raise ValueError(f"{name} must be (least, largest) with 0 < least ≤ largest < ∞; got ({least}, {largest})")
-    return tolerance(least, name), tolerance(largest, name)
-
-
 def int_at_least(value: Any, name: str, least: int) -> int:
     """A whole number from `least` up, at most the largest that 32 bits hold."""
     return min(whole_number(name, value, least), 2**31 - 1)

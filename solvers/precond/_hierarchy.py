@@ -26,9 +26,9 @@ import numpy as np
 import scipy
 
 from jaxsparse_fmt.kernels.cpu import aggregation
-from solvers.core.spectrum import chebyshev_step
 from solvers.precond._cycles import Level
 from solvers.precond._inverse import LARGEST, NULL
+from solvers.precond._spectrum import chebyshev_step
 
 Matrix = Any  # scipy.sparse; SciPy ships no types
 

@@ -12,16 +12,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
+from jaxsparse_fmt._arguments import real_number
 from jaxsparse_fmt._pytrees import brief, exportable, pytree
 from jaxsparse_fmt._tracing import standard_promotion
 from jaxsparse_fmt.core.basis import Basis, Reordered
 from solvers.core import arguments
 from solvers.core.diagonal import operand
 from solvers.core.operators import described
-from solvers.core.spectrum import chebyshev_step, spectrum
 from solvers.precond import _checks as checks
+from solvers.precond._spectrum import chebyshev_step, spectrum
 
 # Without bounds λmin is λmax / 30, as in smoothers of multigrid (Adams, Brezina, Hu and Tuminaro 2003): the polynomial
 # flattens the upper part of the spectrum, and the solver around it does the rest.
@@ -138,7 +140,7 @@ def chebyshev(A: Any, degree: int = 4, bounds: Any = None, M: Any = None) -> Che
     n = checks.square(A, "chebyshev")
     degree = arguments.int_at_least(degree, "degree", 0)
     A, M = checks.storable(A, n, "A"), None if M is None else checks.storable(M, n, "M")
-    ends = None if bounds is None else arguments.positive_interval(bounds, "bounds")
+    ends = None if bounds is None else _positive_interval(bounds, "bounds")
     in_words = {"degree": degree, "bounds": bounds, "M": described(M)}
     A.basis.agree(lambda: in_words)
     if ends is not None:
@@ -150,6 +152,17 @@ def chebyshev(A: Any, degree: int = 4, bounds: Any = None, M: Any = None) -> Che
             f"was estimated to reach from {smallest:g} to {bounds[1]:g}"
         )
     return Chebyshev(A, M, bounds, degree, estimated=True)
+
+
+def _positive_interval(value: Any, name: str) -> tuple[Array, Array]:
+    """Two numbers, (least, largest). TypeError: not two numbers. ValueError: not in order, or not positive."""
+    is_pair = isinstance(value, (tuple, list, np.ndarray, jax.Array)) and getattr(value, "ndim", 1) == 1
+    if not is_pair or len(value) != 2:
+        raise TypeError(f"{name} must be two numbers, (least, largest); got {value!r}")
+    least, largest = (v if isinstance(v, Tracer) else real_number(f"each of {name}", v) for v in value)
+    if not arguments.is_traced(least, largest) and not 0 < least <= largest < math.inf:
+        raise ValueError(f"{name} must be (least, largest) with 0 < least ≤ largest < ∞; got ({least}, {largest})")
+    return arguments.tolerance(least, name), arguments.tolerance(largest, name)
 
 
 def _applied(M: Any, r: Array) -> Array:

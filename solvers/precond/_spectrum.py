@@ -10,8 +10,6 @@ from solvers.core.scaling import Map, scaled
 from solvers.core.space import HERE, exponent
 from solvers.core.vectors import dot, ratio
 
-STEPS = 12
-
 
 def chebyshev_step(rho: Any, center: Any, radius: Any) -> tuple[Any, Any, Any]:
     """ρ, a and c of the next step d ← a·d + c·M·r of Chebyshev's iteration on [center − radius, center + radius].
@@ -22,7 +20,7 @@ def chebyshev_step(rho: Any, center: Any, radius: Any) -> tuple[Any, Any, Any]:
     return after, after * rho, 2 * after / radius
 
 
-def spectrum(A: Map, M: Map, like: Array, steps: int = STEPS) -> tuple[Array, Array]:
+def spectrum(A: Map, M: Map, like: Array, steps: int) -> tuple[Array, Array]:
     """The least and the largest eigenvalue of M·A, the least from above, the largest as a rule from above too.
 
     Lanczos' process in the inner product of M, from a random start, the same in every run: its vectors v are
