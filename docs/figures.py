@@ -256,6 +256,12 @@ def several_gpus() -> Iterator[str]:
     return table("two | four", ((name, *figures) for name, figures in kept.items()))
 
 
+def processes() -> Iterator[str]:
+    """Milliseconds of `cg`, called eagerly and inside jit."""
+    rows = [row | {"each": row["devices"] // row["processes"]} for row in rows_of("processes_2xh200")]
+    return of_keys(rows, "{processes} × {each}", "`cg` | in jit", **{"ms": ".0f", "in jit": ".0f"})
+
+
 def stages() -> Iterator[str]:
     """Seconds of first calls and milliseconds of later ones, beside CuPy's."""
 
@@ -310,6 +316,17 @@ def factors() -> Iterator[str]:
     yield from of_keys(rows, "{problem}", "`logdet` | its gradient", value=",.0f", gradient=",.0f")
 
 
+def factors_on_a_gpu() -> Iterator[str]:
+    """Milliseconds of solves with new values; empty where SuperLU takes too long."""
+    sides = {"spineax": "spineax alone", "cudss": '"cudss"', "superlu": '"superlu"'}
+
+    def cell(row: Row, key: str) -> str:
+        return f"{row[key]:.0f}" if key in row else ""
+
+    rows = rows_of("factors_gpu", section="cudss")
+    return table(" | ".join(sides.values()), ((row["problem"], *(cell(row, key) for key in sides)) for row in rows))
+
+
 def first_calls() -> Iterator[str]:
     """CPU seconds of first calls in fresh processes."""
     keys = dict.fromkeys(("ours", "jax.scipy", "lineax"), ".2f")
@@ -354,11 +371,13 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "steps": sourced(steps, "solvers", "solvers_h100"),
     "solves": solves,
     "several GPUs": sourced(several_gpus, "scaling --modes overlap", "scaling_4xh200"),
+    "processes": sourced(processes, "scaling --only processes --devices 1 2", "processes_2xh200"),
     "formats on a CPU": sourced(formats_on_a_cpu, "spmv --cases 0 1 --formats …", "spmv_cpu"),
     "suite on a CPU": sourced(lambda: by_class(rows_of("suite_cpu")), "spmv", "suite_cpu"),
     "algebra": sourced(lambda: algebra("algebra_cpu", "cpu", *ON_A_CPU), "algebra", "algebra_cpu"),
     "stages on a GPU": sourced(stages, "device", "device_h100"),
     "factors": sourced(factors, "factors", "factors_cpu", "determinants_cpu"),
+    "factors on a GPU": sourced(factors_on_a_gpu, "factors", "factors_gpu"),
     "first calls": sourced(first_calls, "first_calls", "first_calls_cpu"),
     "starts": sourced(starts, "first_calls", "first_calls_cpu"),
     "multigrid": sourced(multigrid, "solvers --only multigrid", "multigrid_cpu"),

@@ -1,7 +1,7 @@
 """Algebraic multigrid: a cycle as an operator, by smoothed aggregation (Vaněk, Mandel and Brezina 1996).
 
-The host sets the hierarchy up (`_hierarchy`), but an accelerator sets up the large levels of a matrix that lies there
-or over several (`_device_hierarchy`). Every cycle runs on the device (`_cycles`); sizes alone decide the number of its operations.
+The host sets the hierarchy up (`_hierarchy`), but an accelerator sets up the large levels of a matrix that accelerators
+hold (`_device_hierarchy`). Every cycle runs on the device (`_cycles`); sizes alone decide the number of its operations.
 
 The smoother is Chebyshev's polynomial in D⁻¹A for the upper part of the spectrum (Adams, Brezina, Hu and Tuminaro 2003,
 Parallel multigrid smoothing: polynomial versus Gauss–Seidel). It is self-adjoint in the inner product of D, so the same
