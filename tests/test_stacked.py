@@ -68,6 +68,7 @@ OUTSIDE = {
     "A @ x": lambda A: A @ np.ones(COLS),
     "A @ an array": lambda A: A @ jnp.ones((2, COLS)),
     "A.T @ y": lambda A: A.T @ np.ones(ROWS),
+    "A.T @ an array": lambda A: A.T @ jnp.ones((2, ROWS)),
     "y @ A": lambda A: jnp.ones(ROWS) @ A,
     "rmatvec": lambda A: A.rmatvec(jnp.ones(ROWS)),
     "data": lambda A: A.data,

@@ -350,10 +350,12 @@ def _committed(a: Any) -> Any:
 
 
 def _columns(A: SparseMatrix, x: Any) -> Array:
+    A._check_single()  # before x, which may have the stack's axis too
     return as_vector(x, A, 1, f"A @ x with A of shape {A.shape} takes x")
 
 
 def _rows(A: SparseMatrix, y: Any) -> Array:
+    A._check_single()
     return as_vector(y, A, 0, f"A.T @ y, or yᵀ @ A, with A of shape {A.shape} takes y")
 
 
