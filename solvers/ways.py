@@ -22,6 +22,7 @@ from solvers import precond
 from solvers.bicgstab import METHOD as BICGSTAB
 from solvers.cg import METHOD as CG
 from solvers.core import arguments
+from solvers.core.operators import is_function
 from solvers.core.solve import solve as by_method
 from solvers.core.stopping import ROUNDED
 from solvers.direct import direct, placed_like, prepared, solved
@@ -42,7 +43,7 @@ METHODS: dict[str, Callable[[int], Any]] = {
 BLOCK = 16  # rows of a block of `block_jacobi`
 MAKERS: dict[str, Callable[[Any], Any]] = {
     "jacobi": precond.jacobi,
-    "|jacobi|": lambda A: precond.jacobi(abs(A)),
+    "|jacobi|": lambda A: precond.jacobi(abs(A) if hasattr(A, "__abs__") else A),  # which refuses a function
     "block_jacobi": lambda A: precond.block_jacobi(A, BLOCK),
     "multigrid": precond.multigrid,
     "ilu": precond.ilu,
@@ -343,7 +344,9 @@ def run(trial: Trial, queue: list[Trial], M: Any, A: Any, b: Any, x0: Any, setti
     if x0 is None and facts.tries and way.M in ("multigrid", "ilu"):
         x0 = jnp.zeros_like(b)  # the program is that which goes on from another x
     sol = by_method(METHODS[way.method](facts.n), A, b, x0, given)
-    return sol if way[:2] != SHORTEST[:2] else dataclasses.replace(sol, x=_shortest(A, b, sol.x, sol.code))
+    if way[:2] != SHORTEST[:2] or is_function(A):  # which no program takes as an argument
+        return sol
+    return dataclasses.replace(sol, x=_shortest(A, b, sol.x, sol.code))
 
 
 @jax.jit
@@ -353,12 +356,13 @@ def _shortest(A: Any, b: Any, x: Any, code: Any) -> Any:
     x itself if the residual is too far from A's kernel for that. Liu, Milzarek and Roosta (2023), Obtaining
     pseudo-inverse solutions with MINRES.
     """
-    r = b - A @ x
+    is_least = code == Status.LEAST_SQUARES
+    r = jnp.where(is_least, b - A @ x, 1)  # a norm has no derivative at 0
     size = jnp.linalg.norm(r, axis=0)
     unit = r / jnp.where(size == 0, 1, size)
     shorter = x - unit * jnp.sum(unit.conj() * x, axis=0)
     keeps = jnp.linalg.norm(b - A @ shorter, axis=0) <= (1 + 1e-10) * size
-    return jnp.where((code == Status.LEAST_SQUARES) & keeps, shorter, x)
+    return jnp.where(is_least & keeps, shorter, x)
 
 
 def _most(trial: Trial, facts: Facts, maxiter: Any) -> Any:

@@ -318,9 +318,27 @@ def test_columns_dense_matrices_transposes_and_starts_are_taken():
     assert solve(A, B[:, 0], want[:, 0], rtol=1e-8).iterations == 0
 
 
+def test_minres_has_a_derivative_where_its_residual_is_exactly_zero():
+    A = jsf.from_scipy(sp.csr_array(2 * sp.eye_array(4)))
+    slope = jax.grad(lambda b: jnp.sum(solve(A, b, method="minres", M=None).x))(jnp.ones(4))
+    np.testing.assert_allclose(slope, 0.5, rtol=1e-6)
+
+
+def test_an_empty_b_is_refused_in_the_same_words_after_a_solve_that_is_remembered():
+    A = jsf.from_scipy(tridiagonal())
+    for _ in range(2):
+        with pytest.raises(ValueError, match="b is empty"):
+            solve(A, np.ones((N, 0)))
+        assert solve(A, np.ones(N)).method == "direct"
+
+
 def test_the_callers_method_and_m_are_taken():
     A, b = jsf.from_scipy(tridiagonal()), np.ones(N)
     assert solve(A, b, method="minres", M=None).method == "minres"
+    of_function = solve(lambda v: A @ v, b, method="minres", M=None)
+    assert of_function.success and of_function.method == "minres"
+    with pytest.raises((TypeError, ValueError), match="diagonal"):
+        solve(lambda v: A @ v, b, method="minres")
     assert solve(A, b, method="idrs").method == "idrs with ilu"
     sol = solve(A, b, M=precond.jacobi(A))
     assert sol.method == "cg with the given M" and sol.success
