@@ -12,7 +12,7 @@ from jax import Array, lax
 from jaxsparse_fmt._pytrees import exportable, pytree
 from jaxsparse_fmt.core.basis import Basis, Operator
 from solvers.core import arguments
-from solvers.core.operators import wrapped
+from solvers.core.operators import UserFunction, wrapped
 from solvers.core.scaling import scaled
 from solvers.core.space import HERE, exponent, length
 from solvers.core.vectors import adjoint_product, matmul, ratio
@@ -118,7 +118,9 @@ def svds(
     shape = getattr(A, "shape", ())
     if len(shape) != 2:
         raise TypeError(f"svds needs a matrix with a shape and @, got {type(A).__name__}")
-    A = wrapped(A, "A")
+    given, A = A, wrapped(A, "A")
+    if isinstance(A, UserFunction):
+        raise TypeError(f"svds needs a matrix that is a pytree, for its products with Aᵀ; got {type(given).__name__}")
     if (k := arguments.int_at_least(k, "k", 1)) >= min(shape):
         raise ValueError(
             f"k must be below {min(shape)}, the shorter side of A; got {k}. For all singular values take "

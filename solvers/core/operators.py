@@ -151,7 +151,7 @@ def operator(A: Any, n: int, name: str) -> Operator:
     """
     if isinstance(A, UserFunction):
         return A
-    shape = getattr(A, "shape", None)
+    shape = None if is_function(A) else getattr(A, "shape", None)
     if shape is None:
         if not callable(A):
             got = repr(A) if isinstance(A, str) else type(A).__name__

@@ -22,9 +22,10 @@ def square(A: Any, maker: str) -> int:
       maker: the name of the function that makes the preconditioner.
     """
     shape = getattr(A, "shape", None)
-    if shape is None and callable(A):
+    if isinstance(A, UserFunction) or (shape is None and callable(A)):
+        given = A.user if isinstance(A, UserFunction) else A
         raise ValueError(
-            f"{maker} needs a square matrix; got {type(A).__name__}, which has no entries to read. A Krylov method "
+            f"{maker} needs a square matrix; got {type(given).__name__}, which has no entries to read. A Krylov method "
             "takes a function v -> A·v, and M=1/d if you know its diagonal d"
         )
     if shape is None or len(shape) != 2 or shape[0] != shape[1]:

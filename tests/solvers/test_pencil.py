@@ -136,9 +136,20 @@ def test_singular_values_are_right_where_their_squares_leave_the_range(scale):
     assert np.all(sol.residual_norms > 0) and np.all(sol.residual_norms < 1e-12 * scale)
 
 
+class Opaque:
+    """A class of a user's, which JAX takes for no pytree."""
+
+    shape = (5, 5)
+
+    def __matmul__(self, v):
+        return 2 * v
+
+
 def test_what_svds_cannot_take_is_refused():
     with pytest.raises(TypeError, match="svds needs a matrix with a shape"):
         svds(lambda v: v)
+    with pytest.raises(TypeError, match="a pytree, for its products with Aᵀ; got Opaque"):
+        svds(Opaque(), 2)
     with pytest.raises(TypeError, match=r"A is SciPy's; convert"):
         svds(sp.csr_array(np.eye(5)), 2)
     with pytest.raises(ValueError, match=r"k must be below 1, the shorter side of A; got 1.* jnp\.linalg\.svd"):

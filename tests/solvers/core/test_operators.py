@@ -11,7 +11,7 @@ import scipy.sparse as sp
 import jaxsparse_fmt as jsf
 import solvers
 from jaxsparse_fmt.core.basis import Operator, within
-from solvers import factorized, precond
+from solvers import cg, factorized, precond, solve
 from solvers.core.operators import UserFunction, operator
 from tests.lowering import equations
 
@@ -71,3 +71,25 @@ def test_does_a_jacobi_of_a_sorted_matrix_permute_nothing_in_the_loop():
     program = jax.make_jaxpr(lambda A, M, v: within(M, A.basis) @ v)(A, precond.jacobi(A), jnp.ones(N))
     assert not [e for e, _ in equations(program.jaxpr) if e.primitive.name == "scatter"]  # as `leave` makes
     assert solvers.cg(A, np.ones(N), M=precond.jacobi(A), rtol=1e-10).success
+
+
+class Callable:
+    """A function of a user's with a shape and no `@`."""
+
+    shape = (N, N)
+
+    def __call__(self, v):
+        return A @ v
+
+
+def test_a_callable_with_a_shape_is_a_function():
+    assert cg(Callable(), np.ones(N)).success
+
+
+def test_an_operator_without_entries_is_named_by_its_own_class():
+    class Opaque(Callable):
+        def __matmul__(self, v):
+            return A @ v
+
+    with pytest.raises(ValueError, match="got Opaque, which has no entries to read"):
+        solve(Opaque(), np.ones(N), method="direct")
