@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxsparse_fmt._pytrees import brief, exportable, pytree
 from jaxsparse_fmt._tracing import in_trace, standard_promotion
@@ -275,7 +276,11 @@ def refined_on_host(host: Host, found: Any, b: Any, limits: Any, dtype: Any) -> 
 def placed_like(b: Any, found: tuple[np.ndarray, ...], *words: str) -> Solution:
     """x, code, iterations and residual norm as a `Solution`, on b's device if it is committed to that."""
     if isinstance(b, jax.Array) and b.committed:
-        return Solution(*jax.device_put(found, b.sharding), norms=None, _told=Told(words))
+        of_x = of_ends = b.sharding
+        if isinstance(of_x, NamedSharding):  # the ends lack b's first axis
+            of_ends = NamedSharding(of_x.mesh, PartitionSpec(*of_x.spec[1:]), memory_kind=of_x.memory_kind)
+        found = jax.device_put(found, (of_x, of_ends, of_ends, of_ends))
+        return Solution(*found, norms=None, _told=Told(words))
     x, *ends = found
     return Solution(jnp.asarray(x), *_on_device(*ends), norms=None, _told=Told(words))
 
