@@ -324,25 +324,6 @@ def test_minres_has_a_derivative_where_its_residual_is_exactly_zero():
     np.testing.assert_allclose(slope, 0.5, rtol=1e-6)
 
 
-def test_an_empty_b_is_refused_in_the_same_words_after_a_solve_that_is_remembered():
-    A = jsf.from_scipy(tridiagonal())
-    for _ in range(2):
-        with pytest.raises(ValueError, match="b is empty"):
-            solve(A, np.ones((N, 0)))
-        assert solve(A, np.ones(N)).method == "direct"
-
-
-def test_a_b_on_a_mesh_takes_the_factors_of_an_earlier_solve_and_singular_values():
-    A, singular = jsf.from_scipy(tridiagonal()), jsf.from_scipy(sp.csr_array(np.diag(np.append(np.ones(N - 1), 0))))
-    on_mesh = jax.sharding.NamedSharding(jax.make_mesh((1,), ("x",)), jax.sharding.PartitionSpec("x"))
-    for B in (np.ones(N), np.ones((N, 2))):
-        assert jnp.all(solve(A, B).success)  # keeps the factors
-        b = jax.device_put(B, on_mesh)
-        for sol in (solve(A, b), solve(singular, b)):
-            assert sol.x.shape == B.shape and sol.code.shape == B.shape[1:]
-        assert solve(A, b).tried[0].startswith("direct (factors of an earlier solve)")
-
-
 def test_the_callers_method_and_m_are_taken():
     A, b = jsf.from_scipy(tridiagonal()), np.ones(N)
     assert solve(A, b, method="minres", M=None).method == "minres"

@@ -5,6 +5,7 @@ import sys
 import weakref
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -16,7 +17,7 @@ from solvers.core.settings import DEFAULTS
 from solvers.core.solve import solve as of_method
 from solvers.gmres import method as gmres
 from solvers.minres import METHOD as MINRES
-from tests.solvers.test_solve import residual, tridiagonal
+from tests.solvers.test_solve import N, residual, tridiagonal
 
 
 def test_a_second_solve_begins_with_what_succeeded(monkeypatch):
@@ -158,3 +159,22 @@ def test_a_long_set_up_is_announced_with_its_estimate(monkeypatch):
 def test_a_named_method_does_not_order_the_matrix_for_an_estimate(monkeypatch):
     monkeypatch.setattr(sys.modules["solvers.host"].Host, "_cost", property(fails))
     assert solve(jsf.from_scipy(jsf.gallery.convection_diffusion(8)), np.ones(512), method="gmres").success
+
+
+def test_an_empty_b_is_refused_in_the_same_words_after_a_solve_that_is_remembered():
+    A = jsf.from_scipy(tridiagonal())
+    for _ in range(2):
+        with pytest.raises(ValueError, match="b is empty"):
+            solve(A, np.ones((N, 0)))
+        assert solve(A, np.ones(N)).method == "direct"
+
+
+def test_a_b_on_a_mesh_takes_the_factors_of_an_earlier_solve_and_singular_values():
+    A, singular = jsf.from_scipy(tridiagonal()), jsf.from_scipy(sp.csr_array(np.diag(np.append(np.ones(N - 1), 0))))
+    on_mesh = jax.sharding.NamedSharding(jax.make_mesh((1,), ("x",)), jax.sharding.PartitionSpec("x"))
+    for B in (np.ones(N), np.ones((N, 2))):
+        assert jnp.all(solve(A, B).success)  # keeps the factors
+        b = jax.device_put(B, on_mesh)
+        for sol in (solve(A, b), solve(singular, b)):
+            assert sol.x.shape == B.shape and sol.code.shape == B.shape[1:]
+        assert solve(A, b).tried[0].startswith("direct (factors of an earlier solve)")
