@@ -279,8 +279,8 @@ def placed_like(b: Any, found: tuple[np.ndarray, ...], *words: str) -> Solution:
         of_x = of_ends = b.sharding
         if isinstance(of_x, NamedSharding):  # the ends lack b's first axis
             of_ends = NamedSharding(of_x.mesh, PartitionSpec(*of_x.spec[1:]), memory_kind=of_x.memory_kind)
-        found = jax.device_put(found, (of_x, of_ends, of_ends, of_ends))
-        return Solution(*found, norms=None, _told=Told(words))
+        placed: Any = jax.device_put(found, (of_x, of_ends, of_ends, of_ends))
+        return Solution(*placed, norms=None, _told=Told(words))
     x, *ends = found
     return Solution(jnp.asarray(x), *_on_device(*ends), norms=None, _told=Told(words))
 
