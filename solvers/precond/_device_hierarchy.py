@@ -75,8 +75,11 @@ def serves(A: Any, B: Any) -> bool:
     if not isinstance(A, SparseMatrix) or not jnp.issubdtype(A.dtype, jnp.floating):
         return False
     vector = B is None or (np.shape(B) in {A.shape[:1], (A.shape[0], 1)} and not np.iscomplexobj(B))
-    sized = A.shape[0] == A.shape[1] and MANY < A.nnz <= MOST
-    return sized and vector and not hasattr(A, "block_shape") and on_accelerator(A.values)
+    return is_sized(A) and vector and not hasattr(A, "block_shape") and on_accelerator(A.values)
+
+
+def is_sized(A: Any) -> bool:
+    return A.shape[0] == A.shape[1] and MANY < A.nnz <= MOST
 
 
 def large_levels(

@@ -175,9 +175,9 @@ def multigrid(
     Args:
       A: [n, n] matrix of jaxsparse_fmt or scipy.sparse. The unknowns of a point are numbered together. A BSR matrix
         has one block for them; of another matrix the largest dense blocks are taken, so pass a system whose blocks have
-        holes as BSR, `S.tobsr((b, b))`. If A is sharded, each process gathers it on its host and sets up all levels
-        there; each device gets its rows of them. The finest level keeps the format of a jaxsparse matrix, unless that
-        format sorts rows, and shares its arrays if the dtype is the same.
+        holes as BSR, `S.tobsr((b, b))`. If A is sharded, each process gathers it and sets up all levels, the large ones
+        on a GPU as above; each device gets its rows of them. The finest level keeps the format of a jaxsparse matrix,
+        unless that format sorts rows, and shares its arrays if the dtype is the same.
       B: [n, k], the near-null space: columns that A maps almost to zero, except at boundaries. In elasticity
         `gallery.rigid_body_modes(points)`. None takes a constant for each unknown of a point.
       cycle: "V" or "W".
@@ -208,8 +208,7 @@ def multigrid(
     """
     degree = _checked(cycle, degree)
     most = MAX_COARSE if max_coarse is None else int_at_least(max_coarse, "max_coarse", 1)
-    theta = real_number("theta", theta)
-    if not 0 <= theta < 1:
+    if not 0 <= (theta := real_number("theta", theta)) < 1:
         raise ValueError(f"theta must be at least 0 and below 1; got {theta:g}")
 
     def coarsest(A: Any) -> int:
@@ -218,7 +217,7 @@ def multigrid(
         return min(most, max(50, int((A.nnz / 10) ** 0.5)))
 
     settings = cycle, degree, dtype
-    one, spread = A, None  # A on one device, and what puts its levels on several
+    one, S, spread = A, None, None  # A on one device and on the host, and what puts levels on several devices
     if checks.is_sharded(A):
         checks.untraced(A)
         A._check_users_order("multigrid")
@@ -228,8 +227,9 @@ def multigrid(
         cure = "take precond.schwarz(A, precond.multigrid), which sets up the block of each device by itself"
         arguments.check_free_memory(BYTES * A.nnz, "A and its levels on the host", cure, arguments.memory.of_host)
         B = None if B is None else np.asarray(B if arguments.is_addressable(B) else vector_to_host(A.domain, B))
-        if not is_on_cpu(jax.tree.leaves(A)[0]):
-            one = from_scipy(checks.host(A), "csr")
+        S = checks.host(A)
+        if _device_hierarchy.is_sized(A) and not is_on_cpu(jax.tree.leaves(A)[0]):
+            one = from_scipy(S, "csr")
         if A.shape[0] > most:
             from solvers.precond._sharded import Spread  # with the code for many devices
 
@@ -241,7 +241,7 @@ def multigrid(
         if large is not None:
             S, coarsening, start = large
             return _examined(*_built(A, S, coarsening, *settings, start, spread))
-    S = checks.host(A)
+    S = checks.host(A) if S is None else S
     b = checks.block_size(A, S)
     near = np.tile(np.eye(b, dtype=S.dtype), (S.shape[0] // b, 1))
     if B is not None:
