@@ -259,7 +259,10 @@ def of_process(process: int, processes: int, port: int, edge: int) -> None:
     b = A.basis.placed(given)
     M = precond.block_jacobi(A, 8)
     inside = jax.jit(lambda A, b: cg(A, b, rtol=1e-8))
-    ms = lambda *args, **options: 1e3 * seconds(*args, **options)[0]  # noqa: E731
+
+    def ms(*args: Any, **options: Any) -> float:
+        return 1e3 * seconds(*args, **options)[0]
+
     steps = int(inside(A, b).iterations)
     row = {
         "unknowns": A.shape[0], "iterations": steps, "ms": ms(cg, A, b, rtol=1e-8), "in jit": ms(inside, A, b),

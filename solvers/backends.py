@@ -17,7 +17,7 @@ from jax import Array, lax
 
 from jaxsparse_fmt._arguments import check_choice
 from jaxsparse_fmt._pytrees import pytree
-from jaxsparse_fmt._tracing import concrete
+from jaxsparse_fmt._tracing import concrete, is_traced
 from jaxsparse_fmt.kernels.cpu import ffi
 from solvers.core import arguments
 from solvers.host import hosted
@@ -128,7 +128,7 @@ def choice(backend: str, A: Any, symmetric: bool | None, maker: str) -> str:
 
 def _suited(A: Any) -> str:
     """CHOLMOD for large matrices on a CPU whose values are known, and which may be positive definite."""
-    ours = hasattr(A, "entries") and getattr(A, "name", "") != "sharded" and not arguments.is_traced(A)
+    ours = hasattr(A, "entries") and not checks.is_sharded(A) and not is_traced(A)
     if not ours or A.dtype != np.float64 or A.shape[0] != A.shape[1] or importlib.util.find_spec("sparsax") is None:
         return "superlu"
     if A.shape[0] ** 3 < HEAVY or arguments.memory.device(A).platform != "cpu":
@@ -147,9 +147,8 @@ def made(A: Any, library: str, maker: str, symmetric: bool | None) -> LibraryFac
     """
     if checks.is_transpose(A):
         return made(A.T, library, maker, symmetric).T
-    is_complex = jnp.issubdtype(A.dtype, jnp.complexfloating)
-    if arguments.is_traced(A):
-        return _of_entries(A, library, library == "cholmod" or (bool(symmetric) and not is_complex))
+    if is_traced(A):
+        return _of_entries(A, library, library == "cholmod" or bool(symmetric))
     host = hosted(A)
     if not host.finite:
         raise SolverError(Status.NON_FINITE, f"{maker} needs finite entries, and A has a NaN or an infinity")
@@ -158,13 +157,14 @@ def made(A: Any, library: str, maker: str, symmetric: bool | None) -> LibraryFac
     if library == "cholmod" and not is_symmetric:
         raise SolverError(Status.NOT_SYMMETRIC, f"{maker}: backend='cholmod' needs a symmetric A; take 'klu'")
     with concrete():  # inside jit, too, so that a failure is seen while another library may follow
-        F = _of_entries(A, library, is_symmetric and not is_complex)
+        F = _of_entries(A, library, is_symmetric)
         if library != "cudss":
             _try(F, maker)
     return F
 
 
 def _of_entries(A: Any, library: str, is_symmetric: bool) -> LibraryFactors:
+    is_symmetric = is_symmetric and not jnp.issubdtype(A.dtype, jnp.complexfloating)  # a Hermitian A is not Aᵀ
     values = lax.stop_gradient(A.data).astype(jnp.promote_types(A.dtype, jnp.float32))
     device = arguments.memory.device(A).local_hardware_id or 0
     return _factored(LibraryFactors(A.row_ids, A.col_ids, values, None, A.shape[0], library, is_symmetric, device))

@@ -17,7 +17,7 @@ from jax import Array, lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxsparse_fmt._pytrees import brief, exportable, pytree
-from jaxsparse_fmt._tracing import in_trace, standard_promotion
+from jaxsparse_fmt._tracing import in_trace, is_traced, standard_promotion
 from solvers import factors
 from solvers.backends import choice
 from solvers.core import arguments
@@ -90,7 +90,7 @@ class Factorized(factors.Inverse):
         """
         z = arguments.vectors(z, "z")
         x = sample(self.A, z)
-        if not arguments.is_traced(x) and not bool(jnp.all(jnp.isfinite(x))):
+        if not is_traced(x) and not bool(jnp.all(jnp.isfinite(x))):
             raise SolverError(Status.NOT_POSITIVE_DEFINITE, f"sample: {Status.NOT_POSITIVE_DEFINITE.message}")
         return x
 
@@ -216,7 +216,7 @@ class Prepared(NamedTuple):
 
 def prepared(A: Any, is_eager: bool) -> Prepared | Factorized:
     """A, factored for `solved`, which SuperLU does where nothing is traced. Errors as of `factorized`."""
-    if not is_eager or arguments.is_traced(A) or checks.is_transpose(A):
+    if not is_eager or is_traced(A) or checks.is_transpose(A):
         return _made(A, "direct")
     return Prepared(A, *factors.on_host(A, RECIPE, "direct"))
 
@@ -232,7 +232,7 @@ def _by_host(A: Any, b: Array, x0: Any, settings: Any) -> Solution | None:
     (_, host, found), n = settings["M"], b.shape[0]
     options, _, limits = settled(settings, b, n, STEPS)
     more = x0 is not None or options.history_length or options.callback or options.progress
-    if more or arguments.is_traced(A, b, limits) or n != host.n or limits.maxiter == 0:
+    if more or is_traced(A, b, limits) or n != host.n or limits.maxiter == 0:
         return None
     if not isinstance(b.sharding, jax.sharding.SingleDeviceSharding):  # b has a mesh
         return None
@@ -324,7 +324,7 @@ def solved(A: Any, b: Any, x0: Any, settings: Any) -> Solution:
     most = STEPS if settings["maxiter"] is None else settings["maxiter"]
     changed = {"M": dataclasses.replace(F, A=None), "maxiter": most, "adjoint": adjoint}
     sol = solve(METHOD, A, b, x0, settings | changed)
-    if not arguments.is_traced(sol.code) and bool(np.all(sol.success)):
+    if not is_traced(sol.code) and bool(np.all(sol.success)):
         return sol
     norm = matrix_norm(F.A)
     condition = lax.cond(jnp.all(sol.success), jnp.zeros_like, lambda _: _condition(lax.stop_gradient(F)), norm)
@@ -345,7 +345,7 @@ def _dtype(A: Any, b: Array) -> Any:
 def reachable(rtol: Any, A: Any, b: Array) -> Any:
     """rtol, or x's eps if that is larger. Errors as of `arguments.tolerance`."""
     rtol, eps = arguments.tolerance(rtol, "rtol"), float(jnp.finfo(_dtype(A, b)).eps)
-    return jnp.maximum(rtol, eps) if arguments.is_traced(rtol) else max(float(rtol), eps)
+    return jnp.maximum(rtol, eps) if is_traced(rtol) else max(float(rtol), eps)
 
 
 def matrix_norm(A: Any) -> Array:

@@ -15,12 +15,11 @@ import numpy as np
 from jax import Array, lax
 
 from jaxsparse_fmt._pytrees import exportable, pytree
-from jaxsparse_fmt._tracing import standard_promotion
+from jaxsparse_fmt._tracing import is_traced, standard_promotion
 from jaxsparse_fmt._types import CsrArrays
 from jaxsparse_fmt.core.basis import Operator
 from jaxsparse_fmt.core.triangular import Triangle
 from solvers import backends, superlu
-from solvers.core import arguments
 from solvers.core.diagonal import operand, rows_scaled
 from solvers.host import Host, hosted
 from solvers.precond import _checks as checks
@@ -164,7 +163,7 @@ def made(A: Any, recipe: Recipe, maker: str, symmetric: bool | None = None) -> A
     dtype = jnp.promote_types(_checked(A, maker).dtype, jnp.float32)
     if recipe[0] in backends.LIBRARIES:
         return backends.made(A, recipe[0], maker, symmetric)
-    if arguments.is_traced(A):
+    if is_traced(A):
         return HostFactors(A.row_ids, A.col_ids, lax.stop_gradient(A.data).astype(dtype), A.shape[0], recipe)
     return split(on_host(A, recipe, maker)[1], dtype)
 

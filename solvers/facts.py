@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxsparse_fmt._tracing import concrete
+from jaxsparse_fmt._tracing import concrete, is_traced
 from jaxsparse_fmt.convert import from_dense
 from jaxsparse_fmt.core.kept import Kept
 from solvers.core import arguments
@@ -17,7 +17,7 @@ from solvers.core.operators import is_function, promoted
 from solvers.core.settings import PLAIN, settled
 from solvers.direct import STEPS, Prepared
 from solvers.host import Host, hosted
-from solvers.precond._checks import Refreshed
+from solvers.precond._checks import Refreshed, is_sharded
 
 
 class Facts:
@@ -36,7 +36,7 @@ class Facts:
     def __init__(self, A: Any, b: Any, tries: bool, symmetric: bool | None = None, definite: bool | None = None):
         held = arguments.still(A)
         self.n, self.k = arguments.unknowns(A, b), int(np.shape(b)[1]) if np.ndim(b) == 2 else 1
-        self.is_known, self.is_plain = not arguments.is_traced(held), not arguments.is_traced(A, b)
+        self.is_known, self.is_plain = not is_traced(held), not is_traced(A, b)
         self.tries, self.hints = tries and self.is_known, (symmetric, definite)
         if isinstance(held, jax.Array) and self.is_known:
             with concrete():
@@ -44,7 +44,7 @@ class Facts:
         self.A: Any = held
         if is_function(A) or not hasattr(held, "to_scipy"):
             self.A, self.kind = A, "function"
-        elif getattr(getattr(held, "A", held), "name", "") == "sharded":
+        elif is_sharded(getattr(held, "A", held)):
             self.kind = "sharded"
         else:
             self.kind = arguments.memory.device(held).platform
@@ -63,7 +63,7 @@ class Facts:
         """A matrix with A's pattern on the host; None if that is not known."""
         if self.is_known:
             return self.host if self.kind != "sharded" else None
-        if not hasattr(self.A, "_without_values") or arguments.is_traced(self.A._without_values):
+        if not hasattr(self.A, "_without_values") or is_traced(self.A._without_values):
             return None
         with concrete():
             return Host(self.A.with_data(jnp.ones(self.A.nnz)).to_scipy())

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jaxsparse_fmt._tracing import is_traced
 from solvers import factors
 from solvers.core import arguments
 from solvers.host import Host
@@ -88,7 +89,7 @@ def check(A: Any, M: Any) -> None:
 def inverse_of_mass(M: Any) -> Any:
     """The factors of an M that must be Hermitian and positive definite; a traced M is not checked."""
     M = arguments.still(M)
-    if arguments.is_traced(M):
+    if is_traced(M):
         return factors.made(M, RECIPE, "eigsh(M=)")
     with contextlib.suppress(SolverError):  # singular, or not finite
         host, found = factors.on_host(M, ("cholesky",), "eigsh(M=)")
@@ -119,7 +120,7 @@ def shifted(A: Any, M: Any, sigma: Any) -> tuple[Any, Shift, Array]:
     row, col = jnp.concatenate([row, row_M]), jnp.concatenate([col, col_M])
     given = row, col, a.astype(dtype), m.astype(dtype)
     real = jnp.finfo(dtype).dtype
-    if arguments.is_traced(given, sigma) or not all(np.all(np.isfinite(values)) for values in given[2:]):
+    if is_traced(given, sigma) or not all(np.all(np.isfinite(values)) for values in given[2:]):
         numbers = jax.pure_callback(
             Placed(n, real), jax.ShapeDtypeStruct((3,), real), *given, sigma, vmap_method="sequential"
         )
@@ -164,7 +165,7 @@ class Placed:
 def _real(A: Any, sigma: Any) -> Array:
     if np.ndim(sigma) or not isinstance(sigma, (int, float, np.number, Array)) or jnp.iscomplexobj(sigma):
         raise TypeError(f"sigma must be a real number; got {sigma!r}")
-    if not arguments.is_traced(sigma) and not np.isfinite(sigma):
+    if not is_traced(sigma) and not np.isfinite(sigma):
         raise ValueError(f"sigma must be finite; got {float(sigma)}")
     return jnp.asarray(sigma, jnp.finfo(jnp.promote_types(A.dtype, jnp.float32)).dtype)
 

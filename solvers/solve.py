@@ -9,7 +9,7 @@ import numpy as np
 from jax.core import Tracer
 
 from jaxsparse_fmt._arguments import check_choice
-from jaxsparse_fmt._tracing import in_trace
+from jaxsparse_fmt._tracing import in_trace, is_traced
 from solvers.core import arguments
 from solvers.core.operators import Wrapped, call_for, described, is_function, operator, preconditioner
 from solvers.core.settings import Settings, settled, solver
@@ -95,7 +95,7 @@ def solve(
     choice = {"method": method, "symmetric": symmetric, "definite": definite, "remember": remember}
     checked.basis.agree(lambda: vectors | choice | {"M": described(M)})
     numbers = [given[name] for name in ("rtol", "atol", "maxiter")]
-    facts = Facts(A, b, not (in_trace() or arguments.is_traced(arguments.still((b, x0, numbers)))), symmetric, definite)
+    facts = Facts(A, b, not (in_trace() or is_traced(arguments.still((b, x0, numbers)))), symmetric, definite)
     ways = {"function": OF_A_FUNCTION, "sharded": ON_MANY_DEVICES}.get(facts.kind, WAYS)
     name = None if M is None else GIVEN
     if method != "auto":
@@ -116,7 +116,7 @@ def solve(
 
 def _of_finite_columns(wrong: Any, A: Any, b: Any, x0: Any, settings: Any, facts: Facts, ways: Any) -> Solution:
     """The solution of the columns without a NaN or an infinity; NON_FINITE in the others."""
-    if arguments.is_traced(A, b, x0):  # a derivative, which is NaN there
+    if is_traced(A, b, x0):  # a derivative, which is NaN there
         M = settings["M"] if not isinstance(settings["M"], str) else None
         return by_method(METHODS["gmres"](facts.n), A, b, x0, settings | {"M": M})
     if np.all(wrong):

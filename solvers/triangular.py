@@ -10,9 +10,8 @@ import scipy
 from jax import Array, lax
 
 from jaxsparse_fmt._arguments import as_vector
-from jaxsparse_fmt._tracing import concrete, standard_promotion
+from jaxsparse_fmt._tracing import concrete, is_traced, standard_promotion
 from jaxsparse_fmt.core.triangular import Triangle
-from solvers.core import arguments
 from solvers.core.diagonal import rows_scaled
 from solvers.precond import _checks as checks
 
@@ -50,7 +49,7 @@ def spsolve_triangular(
     b = as_vector(b, A, 0, "b must be")
     with concrete():
         row, col = A.row_ids, A.col_ids
-    if arguments.is_traced(row, col):
+    if is_traced(row, col):
         raise TypeError(
             "spsolve_triangular needs a known pattern, and this one is traced: close over A and pass only its values, "
             "for A.with_data(data); or use direct"
@@ -70,7 +69,7 @@ def spsolve_triangular(
         zero = on < 0
         if not np.any(zero):
             D = jnp.take(data, on)
-            zero = zero if arguments.is_traced(D) else np.asarray(D) == 0
+            zero = zero if is_traced(D) else np.asarray(D) == 0
         if np.any(zero):
             raise ValueError(f"A is singular: its diagonal is zero in row {np.argmax(zero)}")
     made = Triangle.of(N, not lower)

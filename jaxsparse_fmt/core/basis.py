@@ -84,11 +84,9 @@ class Operator:
     shape: Any
     dtype: Any
     T: Any
+    __matmul__: Any
 
     _fuses_sums = False  # whether it has `_matvec_sums`, a product and the sums of a pass over it at once
-
-    def __matmul__(self, x: Any) -> Any:
-        raise NotImplementedError
 
     @property
     def basis(self) -> Basis:

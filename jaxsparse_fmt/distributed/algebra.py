@@ -11,10 +11,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
 from jaxsparse_fmt._arguments import as_floating
-from jaxsparse_fmt._tracing import concrete
+from jaxsparse_fmt._tracing import concrete, is_traced
 from jaxsparse_fmt.core.scipy_names import ScipyNames
 from jaxsparse_fmt.distributed.halo import exchange
 from jaxsparse_fmt.distributed.local import Shards
@@ -56,7 +55,7 @@ class ShardedAlgebra(ScipyNames):
         mine, others = index_arrays(self), index_arrays(other)
         same = jax.tree.structure(self) == jax.tree.structure(other)
         if same and any(a is not b for a, b in zip(mine, others, strict=True)):
-            same = not any(isinstance(a, Tracer) for a in (*mine, *others)) and _equal(mine, others)
+            same = not is_traced(mine, others) and _equal(mine, others)
         if not same:
             raise ValueError(
                 f"sharded matrices of shapes {self.shape} and {other.shape} can be combined only if they "

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy
-from jax.core import Tracer
 
 from jaxsparse_fmt._dtypes import index_dtype
+from jaxsparse_fmt._tracing import is_traced
 from jaxsparse_fmt._types import Csr
 from jaxsparse_fmt.distributed.delivery import Pieces, stacked
 from jaxsparse_fmt.distributed.distribution import Distribution
@@ -136,7 +136,7 @@ def inner_numbers(over: Distribution) -> Array:
 
 def _untraced(f: Any, arrays: Any, mesh: Any) -> Any:
     """f(arrays), which a traced function may close over: in a thread, since shard_map is refused inside that trace."""
-    if any(isinstance(a, Tracer) for a in jax.tree.leaves(arrays)):
+    if is_traced(arrays):
         return f(arrays)  # JAX refuses to read the result, in words
 
     def called(_: Any) -> Any:

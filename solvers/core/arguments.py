@@ -162,10 +162,6 @@ def nonempty(a: Any, name: str, needs: str) -> Array:
     return a
 
 
-def is_traced(*trees: Any) -> bool:
-    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(trees))
-
-
 def is_addressable(tree: Any) -> bool:
     """Whether this process can read all arrays of a pytree."""
     return all(leaf.is_fully_addressable for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array))

@@ -8,10 +8,9 @@ import numpy as np
 import scipy
 
 from jaxsparse_fmt._dtypes import check_keeps_imaginary, floating_dtype
-from jaxsparse_fmt._tracing import standard_promotion
+from jaxsparse_fmt._tracing import is_traced, standard_promotion
 from jaxsparse_fmt.core.basis import Operator
 from jaxsparse_fmt.distributed.matrix import ShardedMatrix
-from solvers.core import arguments
 from solvers.core.operators import UserFunction, operator
 
 
@@ -102,7 +101,7 @@ def storable(A: Any, n: int, name: str) -> Any:
 
 def untraced(A: Any, maker: str = "multigrid") -> None:
     """Raises TypeError if A is traced, which decides the sizes of the arrays that the maker makes."""
-    if arguments.is_traced(A):
+    if is_traced(A):
         raise TypeError(
             f"{maker}'s set-up takes its sizes from A, which is traced; build M outside jit and pass it as an argument"
         )

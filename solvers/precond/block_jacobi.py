@@ -20,7 +20,7 @@ from jax import Array, lax
 
 from jaxsparse_fmt._arguments import owned
 from jaxsparse_fmt._pytrees import brief, exportable, pytree
-from jaxsparse_fmt._tracing import standard_promotion
+from jaxsparse_fmt._tracing import is_traced, standard_promotion
 from jaxsparse_fmt.core.scipy_names import ScipyNames
 from jaxsparse_fmt.distributed.halo import Exchange
 from solvers.core import arguments
@@ -113,7 +113,7 @@ def block_jacobi(A: Any, block_size: int) -> "BlockJacobi | Schwarz":
     if checks.is_sharded(A):
         return _of_shards(A, b)
     inverses, bad = _inverses(_diagonal_blocks(A, b))
-    if not arguments.is_traced(bad) and bad < len(inverses):
+    if not is_traced(bad) and bad < len(inverses):
         rows = f"{bad * b} to {min(bad * b + b, n) - 1}"
         raise ValueError(f"the diagonal block of rows {rows} holds a NaN or an infinity")
     return BlockJacobi(inverses, n)
@@ -157,7 +157,7 @@ def _of_shards(A: Any, b: int) -> "Schwarz":
 
     over = A.range.over
     inverses, finite, skip = _inverses_of_shards(A, b)
-    if not arguments.is_traced(finite) and not finite:
+    if not is_traced(finite) and not finite:
         raise ValueError("a diagonal block holds a NaN or an infinity")
     local = BlockJacobi(inverses, over.size, skip if np.any(over.starts[:-1] % b) else None)
     return Schwarz(local, Exchange(), A.domain, over, (block_jacobi, b))

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec
 
 from jaxsparse_fmt._arguments import real_number
 from jaxsparse_fmt._pytrees import brief, exportable, pytree
-from jaxsparse_fmt._tracing import standard_promotion
+from jaxsparse_fmt._tracing import is_traced, standard_promotion
 from jaxsparse_fmt.core.basis import Basis, Reordered
 from solvers.core import arguments
 from solvers.core.diagonal import operand
@@ -146,7 +146,7 @@ def chebyshev(A: Any, degree: int = 4, bounds: Any = None, M: Any = None) -> Che
     if ends is not None:
         return Chebyshev(A, M, jnp.stack(ends), degree, estimated=False)
     bounds, smallest = _estimated(A, M)
-    if not arguments.is_traced(bounds) and not (0 < bounds[1] < math.inf and smallest >= -ROUNDING * bounds[1]):
+    if not is_traced(bounds) and not (0 < bounds[1] < math.inf and smallest >= -ROUNDING * bounds[1]):
         raise ValueError(
             f"a Chebyshev preconditioner needs a finite, positive definite matrix and M; the spectrum of their product "
             f"was estimated to reach from {smallest:g} to {bounds[1]:g}"
@@ -160,7 +160,7 @@ def _positive_interval(value: Any, name: str) -> tuple[Array, Array]:
     if not is_pair or len(value) != 2:
         raise TypeError(f"{name} must be two numbers, (least, largest); got {value!r}")
     least, largest = (v if isinstance(v, Tracer) else real_number(f"each of {name}", v) for v in value)
-    if not arguments.is_traced(least, largest) and not 0 < least <= largest < math.inf:
+    if not is_traced(least, largest) and not 0 < least <= largest < math.inf:
         raise ValueError(f"{name} must be (least, largest) with 0 < least ≤ largest < ∞; got ({least}, {largest})")
     return arguments.tolerance(least, name), arguments.tolerance(largest, name)
 

@@ -25,7 +25,7 @@ from jax.sharding import PartitionSpec
 from jaxsparse_fmt._arguments import owned
 from jaxsparse_fmt._dtypes import floating_dtype
 from jaxsparse_fmt._pytrees import brief, exportable, pytree
-from jaxsparse_fmt._tracing import concrete, standard_promotion
+from jaxsparse_fmt._tracing import concrete, is_traced, standard_promotion
 from jaxsparse_fmt.convert import from_scipy
 from jaxsparse_fmt.core.basis import IDENTITY, Basis, Operator, within
 from jaxsparse_fmt.core.scipy_names import ScipyNames
@@ -150,7 +150,7 @@ def coarse_space(A: Any, W: Any, M: Any = None) -> CoarseSpace:
     else:
         W = S = W.astype(dtype)
         R: Any = W.conj().T
-        if not arguments.is_traced(W):
+        if not is_traced(W):
             with concrete():
                 _check_columns(W, lambda: matmul(R, W))
     M = None if M is None else checks.storable(M, n, "M")

@@ -18,7 +18,7 @@ import scipy
 from jax import Array, lax
 
 from jaxsparse_fmt._pytrees import brief, exportable, pytree
-from jaxsparse_fmt._tracing import concrete, is_on_cpu, standard_promotion
+from jaxsparse_fmt._tracing import concrete, is_on_cpu, is_traced, standard_promotion
 from jaxsparse_fmt._types import Csr
 from jaxsparse_fmt.algebra import patterns
 from jaxsparse_fmt.convert import from_scipy
@@ -115,7 +115,7 @@ class Incomplete(factors.Inverse):
         checks.renewing(self, A)
         S = _pattern(A, maker)
         what = f"A has {A.nnz} entries, and the one of M {self.col.size}" if A.nnz != self.col.size else ""
-        if not what and S is not None and not arguments.is_traced(self):
+        if not what and S is not None and not is_traced(self):
             same = np.array_equal(S.indptr, self.ptr) and np.array_equal(S.indices, self.col)
             what = "" if same else "some entries of A lie elsewhere"
         if what:
@@ -123,7 +123,7 @@ class Incomplete(factors.Inverse):
                 f"M.refreshed(A) takes a matrix of the pattern that M was made of, but {what}; make M anew with "
                 f"{maker}(A)"
             )
-        if S is None or arguments.is_traced(self, A):
+        if S is None or is_traced(self, A):
             return _traced(self, A.data)
         return _with(
             self, *jax.device_put(_renewed(self.recipe, self.dtype, self.ptr, self.col, S.data, self.first_shift))
@@ -193,7 +193,7 @@ def _incomplete(A: Any, maker: str, sweeps: int | None, shift: float) -> Incompl
     if checks.is_transpose(A):
         return _incomplete(A.T, maker, sweeps, shift).T
     first: Any = arguments.tolerance(shift, "shift")
-    dtype, traced = jnp.promote_types(A.dtype, jnp.float32), arguments.is_traced(A, first)
+    dtype, traced = jnp.promote_types(A.dtype, jnp.float32), is_traced(A, first)
     on_cpu = jax.default_backend() == "cpu" if traced else is_on_cpu(jax.tree.leaves(A)[0])
     choice = EXACTLY if on_cpu else TRACED if traced else BY_SWEEPS[maker]
     if sweeps is not None:
@@ -226,10 +226,10 @@ def _incomplete(A: Any, maker: str, sweeps: int | None, shift: float) -> Incompl
 def _pattern(A: Any, maker: str) -> Any:
     """A in SciPy's CSR, traced values as ones; None if its pattern is traced."""
     checks.on_one_device(A, maker)
-    if arguments.is_traced(A):
+    if is_traced(A):
         A = dataclasses.replace(A, values=np.ones(A.values.shape, A.dtype))
     with concrete():
-        return None if arguments.is_traced(A) else A.to_scipy()
+        return None if is_traced(A) else A.to_scipy()
 
 
 def _with(M: Incomplete, N: Array, V: Array, pivots: Array, shift: Array) -> Incomplete:

@@ -304,8 +304,7 @@ def test_an_eigh_that_rounds_relative_to_its_whole_matrix_hides_no_pair(monkeypa
         return eigh(T + jnp.finfo(T.dtype).eps * jnp.linalg.norm(T) * (noise + noise.T), **options)
 
     monkeypatch.setattr(jax.lax.linalg, "eigh", rounded)
-    ends = lambda n: sp.diags_array([1.0, *[2.0] * (n - 2), 1.0]) - sp.eye_array(n, k=1) - sp.eye_array(n, k=-1)  # noqa: E731
-    S = sp.csr_array(sp.kronsum(ends(20), ends(18)))
+    S = sp.csr_array(sp.kronsum(free_ends(20), free_ends(18)))
     sol = eigsh(jsf.from_scipy(S, "csr"), 4, sigma=0.0, ncv=18)
     np.testing.assert_allclose(sol.eigenvalues, np.linalg.eigvalsh(S.toarray())[:4], atol=1e-13)
     assert sol.success
