@@ -67,9 +67,3 @@ def test_a_start_and_a_preconditioner_are_in_the_users_order():
         for M in (sorted_matrix("pjds", scaled), jsf.from_scipy(scaled, "csr"))
     ]
     assert abs(iterations[0] - iterations[1]) <= 1
-
-
-def test_a_callback_over_several_devices_is_refused():
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("rows",))
-    with pytest.raises(ValueError, match=r"2 devices.*progress="):
-        cg(jsf.shard(S, mesh), B, callback=print)

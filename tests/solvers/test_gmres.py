@@ -76,19 +76,6 @@ def test_does_an_M_that_is_not_linear_end_the_first_cycle_whose_true_residual_gr
     assert sol.status is Status.STAGNATION and sol.iterations == 5
 
 
-@pytest.mark.parametrize(
-    ("A", "b", "options", "text"),
-    [
-        (D, B, {"flexible": "no"}, "flexible must be True or False; got 'no'"),
-        (lambda v: v, np.ones(10**7), {"restart": 10**9}, "restart=10000000: 10000001 .* free; take a smaller restart"),
-    ],
-    ids=["flexible", "memory"],
-)
-def test_are_options_refused_that_cannot_be(A, b, options, text):
-    with pytest.raises((TypeError, ValueError), match=text):
-        gmres(A, b, **options)
-
-
 @pytest.mark.parametrize("b", [np.ones(50), np.ones((50, 3))], ids=["vector", "columns"])
 def test_no_step_copies_the_basis_or_the_rotations(b):
     """Beside the zeros that the loop starts from."""

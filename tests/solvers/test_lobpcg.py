@@ -86,18 +86,3 @@ def test_derivatives_under_vmap_are_those_of_perturbation_theory():
         dv = v @ np.where(gaps == 0, 0, change / np.where(gaps == 0, 1, gaps))
         np.testing.assert_allclose(got[0][i], np.diag(change), rtol=1e-8)
         np.testing.assert_allclose(got[1][i], weights @ (2 * v[:, :3] * dv), rtol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("A", "k", "options", "match"),
-    [
-        (np.eye(5), 2, {"which": "LM"}, "SA, LA"),
-        (np.eye(5), 2, {"X0": np.ones((5, 1))}, "from 2 to 5"),
-        (np.eye(5), 2, {"X0": np.ones(5)}, "as columns"),
-        (lambda v: v, 2, {}, "pass X0"),
-        (np.eye(5), 2, {"M": lambda r: 1j * r}, "drop its imaginary part; make X0 complex"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(A, k, options, match):
-    with pytest.raises((ValueError, TypeError), match=match):
-        lobpcg(A, k, **options)

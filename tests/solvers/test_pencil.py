@@ -70,20 +70,9 @@ def test_derivatives_in_both_matrices_are_those_of_dense_arithmetic(options):
     np.testing.assert_allclose(got, want, rtol=0, atol=1e-5 * np.abs(want).max())
 
 
-def test_what_is_no_mass_matrix_is_refused():
+def test_a_matrix_that_is_not_symmetric_is_named():
     S, M = pencil()
-    A, B = jsf.from_scipy(S), jsf.from_scipy(M)
-    holed = B.with_data(B.data.at[0].set(jnp.nan))
-    for no_mass in (-1.0 * B, 0.0 * B, holed):
-        with pytest.raises(ValueError, match="and positive definite with finite entries"):
-            eigsh(A, K, M=no_mass)
-    with pytest.raises(ValueError, match="M is not symmetric"):
-        eigsh(A, K, M=jsf.from_scipy(sp.csr_array(M + sp.triu(M))))
-    with pytest.raises(ValueError, match="it must have the same"):
-        eigsh(A, K, M=jsf.from_scipy(sp.eye_array(N + 1, format="csr")))
-    with pytest.raises(TypeError, match=r"convert it with from_scipy"):
-        eigsh(S.toarray(), K, M=B)
-    sol = eigsh(jsf.from_scipy(sp.csr_array(S + sp.triu(S))), K, M=B)
+    sol = eigsh(jsf.from_scipy(sp.csr_array(S + sp.triu(S))), K, M=jsf.from_scipy(M))
     assert sol.status is Status.NOT_SYMMETRIC
     with pytest.raises(RuntimeError, match=r"nonsymmetric A take scipy\.sparse\.linalg\.eigs"):
         sol.raise_for_status()
@@ -117,14 +106,12 @@ def test_singular_vectors_of_a_low_rank_are_orthonormal_and_their_residuals_roun
     np.testing.assert_allclose((u.T @ u, vh @ vh.T), (np.eye(K), np.eye(K)), rtol=0, atol=1e-13)
 
 
-def test_a_sigma_that_is_an_eigenvalue_is_moved_and_one_that_is_no_number_refused():
+def test_a_sigma_that_is_an_eigenvalue_is_moved():
     A = jsf.from_scipy(sp.diags_array(np.arange(1.0, 9.0), format="csr"))
     for options in ({}, {"M": jsf.eye(8)}):
         sol = eigsh(A, K, sigma=2.0, **options)
         assert sol.status is Status.CONVERGED
         np.testing.assert_allclose(sol.eigenvalues, [1, 2, 3], rtol=1e-14)
-        with pytest.raises(ValueError, match="sigma must be finite; got nan"):
-            eigsh(A, K, sigma=np.nan, **options)
 
 
 @pytest.mark.parametrize("scale", [1e200, 1e-200])
@@ -134,26 +121,6 @@ def test_singular_values_are_right_where_their_squares_leave_the_range(scale):
     assert sol.status is Status.CONVERGED
     np.testing.assert_allclose(sol.s / scale, np.linalg.svd(a, compute_uv=False)[:K], rtol=1e-12)
     assert np.all(sol.residual_norms > 0) and np.all(sol.residual_norms < 1e-12 * scale)
-
-
-class Opaque:
-    """A class of a user's, which JAX takes for no pytree."""
-
-    shape = (5, 5)
-
-    def __matmul__(self, v):
-        return 2 * v
-
-
-def test_what_svds_cannot_take_is_refused():
-    with pytest.raises(TypeError, match="svds needs a matrix with a shape"):
-        svds(lambda v: v)
-    with pytest.raises(TypeError, match="a pytree, for its products with Aᵀ; got Opaque"):
-        svds(Opaque(), 2)
-    with pytest.raises(TypeError, match=r"A is SciPy's; convert"):
-        svds(sp.csr_array(np.eye(5)), 2)
-    with pytest.raises(ValueError, match=r"k must be below 1, the shorter side of A; got 1.* jnp\.linalg\.svd"):
-        svds(np.ones((3, 1)), 1)
 
 
 # Every pencil of this size, its shift and dtype have one program, which the host's factors enter.
@@ -286,13 +253,6 @@ def test_a_matrix_that_is_an_argument_of_jit_and_a_traced_mass_are_factored_at_r
     np.testing.assert_allclose(alone, np.linalg.eigvalsh(S.toarray())[:K], rtol=1e-11)
     no_shift = jax.jit(lambda t: eigsh(A, K, M=t * B, which="SA").eigenvalues)(2.0)
     np.testing.assert_allclose(no_shift, by_jit, rtol=1e-9)
-
-
-def test_a_matrix_of_scipy_is_refused_with_the_cure():
-    S, M = pencil()
-    for A, B in ((S, jsf.from_scipy(M)), (jsf.from_scipy(S), M)):
-        with pytest.raises(TypeError, match=r"is a csr_array: convert it with from_scipy"):
-            eigsh(A, K, M=B, sigma=0)
 
 
 def test_an_eigh_that_rounds_relative_to_its_whole_matrix_hides_no_pair(monkeypatch):

@@ -71,22 +71,6 @@ def test_first_and_second_derivatives_are_those_of_a_dense_solve(transposed):
     np.testing.assert_allclose(got[1], dense(2 * jnp.asarray(S.data), b), rtol=1e-9, atol=1e-12)
 
 
-def test_what_is_not_triangular_or_singular_or_traced_is_refused():
-    A = jsf.from_scipy(matrix(True), "csr")
-    with pytest.raises(ValueError, match=r"not upper triangular: it has an entry at \(.*triu\(A\)"):
-        spsolve_triangular(A, RHS, lower=False)
-    gone = matrix(True).toarray()
-    gone[3, 3] = 0
-    with pytest.raises(ValueError, match="diagonal is zero in row 3"):
-        spsolve_triangular(jsf.from_dense(gone), RHS)
-    with pytest.raises(ValueError, match="shape"):
-        spsolve_triangular(A, RHS[:3])
-    with pytest.raises(TypeError, match="from_scipy"):
-        spsolve_triangular(matrix(True), RHS)
-    with pytest.raises(TypeError, match="traced"):
-        jax.jit(spsolve_triangular)(A, RHS)
-
-
 # -------------------------------------------------------------------------------------------- levels and native code
 
 

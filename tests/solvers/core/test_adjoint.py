@@ -76,21 +76,6 @@ def test_is_the_gradient_of_cg_nan_where_the_matrix_is_not_symmetric_though_cg_c
     agree(loose, np.linalg.solve(A.T, W), 1e-1)
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "text"),
-    [
-        (lambda: Adjoint(rtol=-1), ValueError, "rtol must be a number from 0 up; got -1"),
-        (lambda: Adjoint(maxiter=2.5), TypeError, "maxiter must be a whole number"),
-        (lambda: Adjoint(truncated=1), TypeError, "truncated must be True or False; got 1"),
-        (lambda: Adjoint(report=3), TypeError, "report must be a function or None; got 3"),
-        (lambda: cg(S, RHS, adjoint="exact"), TypeError, r"a solvers\.Adjoint or 'unrolled'; got 'exact'"),
-    ],
-)
-def test_are_bad_adjoints_refused(make, error, text):
-    with pytest.raises(error, match=text):
-        make()
-
-
 @pytest.mark.deep
 def test_is_the_derivative_of_a_residual_norm_nan_and_never_zero():
     norm = lambda scale: cg(S, RHS, M=lambda r: scale * r, maxiter=3).residual_norm  # noqa: E731

@@ -65,20 +65,6 @@ def test_is_an_array_of_two_axes_one_unknown_to_a_function(solver):
         solver(A, B, M=np.eye(3), **({"inner": A} if solver is refine else {}))
 
 
-@pytest.mark.parametrize(
-    ("A", "b", "x0", "error", "text"),
-    [
-        (coupled, {"u": U, "v": V}, {"u": U}, ValueError, "x0 must have b's structure and shapes"),
-        (coupled, {"u": U, "v": V}, {"u": U, "v": U}, ValueError, r"x0 must have.*got .*\(2, 3\).*\(2, 3\)"),
-        (lambda t: t["u"], {"u": U}, None, ValueError, r"A·v must have b's structure"),
-        (np.eye(6), {"u": U}, None, TypeError, "b is a dict; a matrix A takes one array, and a function A a pytree"),
-    ],
-)
-def test_are_pytrees_that_do_not_fit_refused(A, b, x0, error, text):
-    with pytest.raises(error, match=text):
-        cg(A, b, x0)
-
-
 @pytest.mark.parametrize("M", few([None, np.full(8, 0.5, np.float32)], 1))
 def test_a_solve_that_converges_computes_no_product_to_examine_a_failure(M):
     calls, d = [], np.arange(1, 9, dtype=np.float32)

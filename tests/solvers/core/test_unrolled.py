@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jaxsparse_fmt as jsf
-from solvers import Status, bicgstab, cg, fcg, gmres, minres, refine
+from solvers import Status, bicgstab, cg, fcg, gmres, minres
 from tests.marks import few
 
 N = 10
@@ -71,20 +71,6 @@ def test_do_steps_after_the_tolerance_change_nothing_and_spoil_no_gradient(colum
     gradient = jax.grad(lambda b: jnp.sum(x(b)))(b)
     np.testing.assert_allclose(gradient, np.linalg.solve(S, np.ones_like(b)), rtol=1e-6)
     assert np.all(np.isfinite(jax.vmap(jax.grad(lambda b: jnp.sum(x(b) ** 2)))(jnp.stack([b, 0 * b]))))
-
-
-@pytest.mark.parametrize(
-    ("solver", "options", "text"),
-    [
-        (cg, {}, "needs maxiter=, the number of steps; got None"),
-        (cg, {"maxiter": 3, "callback": print}, "calls no callback; pass history=True"),
-        (cg, {"maxiter": 3, "progress": print}, "calls no progress; pass history=True"),
-        (refine, {"maxiter": 3, "dtype": "float32"}, "is not for refine; unroll the method itself"),
-    ],
-)
-def test_is_what_cannot_be_unrolled_refused(solver, options, text):
-    with pytest.raises(ValueError, match=text):
-        solver(S, B, adjoint="unrolled", **options)
 
 
 def test_do_kernels_for_passes_over_vectors_have_the_derivative_of_their_plain_form():
