@@ -1,4 +1,4 @@
-"""Block Jacobi: the inverse of the block diagonal, and what singular blocks do."""
+"""Jacobi and block Jacobi: the inverse of the block diagonal, and what zeros and singular blocks do."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,7 @@ import pytest
 import scipy.linalg
 
 import jaxsparse_fmt as jsf
-from solvers.precond.block_jacobi import block_jacobi
+from solvers.precond import block_jacobi, jacobi
 from tests.marks import few
 from tests.solvers.precond.operators import assert_near, dense, spd, unsymmetric
 
@@ -31,6 +31,11 @@ def test_takes_a_dense_array_and_a_transposed_view():
     assert_near(dense(block_jacobi(S.toarray(), 7)), want)
     assert_near(dense(block_jacobi(jnp.asarray(S.toarray()), 7)), want)
     assert_near(dense(block_jacobi(jsf.from_scipy(S, "csr").T, 7)), want.T)
+
+
+def test_a_zero_on_the_diagonal_leaves_its_row_alone():
+    M = jacobi(jsf.from_dense(np.array([[2.0, 1.0], [1.0, 0.0]]), "csr"))
+    np.testing.assert_array_equal(M @ np.array([4.0, 3.0]), [2.0, 3.0])
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -70,19 +75,6 @@ def test_a_nan_in_a_block_is_refused_outside_jit_and_shows_inside(bad):
         block_jacobi(A, 3)
     D = np.asarray(made_inside(A, 3))
     assert np.all(np.isnan(D[3:6, 3:6])) and not np.any(np.isnan(np.delete(D, range(3, 6), axis=0)[:, :3]))
-
-
-@pytest.mark.parametrize(
-    ("S", "size", "error", "message"),
-    [
-        (jsf.from_scipy(spd(), "csr"), 0, ValueError, "at least 1; got 0"),
-        (jsf.from_scipy(spd(), "csr"), 2.5, TypeError, "whole number; got 2.5"),
-        (spd(), 3, TypeError, "convert a SciPy matrix"),
-    ],
-)
-def test_bad_input_is_refused_with_the_cure(S, size, error, message):
-    with pytest.raises(error, match=message):
-        block_jacobi(S, size)
 
 
 def test_inverses_wait_for_no_thread_of_a_pool():

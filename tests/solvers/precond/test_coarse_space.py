@@ -116,37 +116,3 @@ def test_inside_jit_a_dependent_column_counts_once_and_a_nan_shows():
     one, two = deflated_cg(A, b, W), deflated_cg(A, b, np.concatenate([W, W[:, :1]], axis=1))
     assert two.success and abs(one.iterations - two.iterations) <= 1
     assert deflated_cg(A, b, np.where(W > 0.3, np.nan, W)).status is Status.NON_FINITE
-
-
-@pytest.mark.parametrize(
-    ("Z", "M", "error", "message"),
-    [
-        (W[:7], None, ValueError, r"shape \(81, m\) with m from 1 to 81; got \(7, 5\)"),
-        (W[:, 0], None, ValueError, r"got \(81,\)"),
-        (W[:, :0], None, ValueError, r"got \(81, 0\)"),
-        (np.where(W > 0.3, np.nan, W), None, ValueError, "W has a NaN or an infinity"),
-        (sp.csr_array(np.where(W > 0.3, np.inf, W)), None, ValueError, "W has a NaN or an infinity"),
-        (W @ np.ones((5, 2)), None, ValueError, "2 columns of rank 1; leave out those that others span"),
-        (np.zeros((81, 1)), None, ValueError, "1 columns of rank 0"),
-        (sp.csr_array(W[:, [0, 1, 0]]), None, ValueError, "3 columns of rank 2"),
-        (W * 1j, None, TypeError, r"W is complex and A is not; pass real columns, or A.astype\(complex128\)"),
-        (np.full((81, 2), "a"), None, TypeError, "dtype|type"),
-    ],
-)
-def test_bad_input_is_refused_with_the_cure(Z, M, error, message):
-    with pytest.raises(error, match=message):
-        cg(jsf.from_scipy(spd(), "csr"), np.ones(81), M=coarse_space(jsf.from_scipy(spd(), "csr"), Z, M))
-
-
-@pytest.mark.parametrize(
-    ("B", "parts", "error", "message"),
-    [
-        (np.ones(6), np.zeros(4, int), ValueError, r"got \(6, 1\) and \(4,\)"),
-        (np.ones(6), np.zeros(6), TypeError, "parts must be whole numbers; got float64"),
-        (np.full(6, np.nan), np.zeros(6, int), ValueError, "B has a NaN"),
-        (np.ones(6), np.full(6, -1), ValueError, "no point is in a subdomain"),
-    ],
-)
-def test_subdomains_that_do_not_fit_are_refused(B, parts, error, message):
-    with pytest.raises(error, match=message):
-        subdomains(B, parts)

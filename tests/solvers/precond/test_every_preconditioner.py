@@ -152,14 +152,6 @@ def test_what_is_no_vector_of_its_length_is_refused(name):
             M @ r
 
 
-def test_a_function_has_no_diagonal_and_is_told_the_cure():
-    A = jsf.from_scipy(spd(), "csr")
-    with pytest.raises(ValueError, match=r"got function, which has no entries to read.*M=1/d if you know"):
-        jacobi(lambda v: A @ v + 2.0 * v)
-    with pytest.raises(TypeError, match=r"jacobi reads A.diagonal\(\), which BlockJacobi does not have"):
-        jacobi(block_jacobi(A, 3))
-
-
 @pytest.mark.parametrize("make", [*SYMMETRIC.values(), *GENERAL.values()])
 def test_what_is_no_square_matrix_is_refused(make):
     with pytest.raises(ValueError, match=r"square matrix; got \(2, 3\)"):

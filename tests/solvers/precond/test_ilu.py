@@ -101,25 +101,13 @@ def test_it_is_refreshed_and_inside_jit_made_by_the_host():
         M.refreshed(jsf.from_scipy(jsf.gallery.poisson(3)))
 
 
-def test_a_matrix_without_factors_is_refused_or_told_by_the_solve():
+def test_a_matrix_without_factors_is_told_by_the_solve_inside_jit():
     S = unsymmetric().toarray()
     S[:, 3] = 0
     A = jsf.from_dense(S)
-    with pytest.raises(SolverError, match="singular"):
-        ilu(A)
     with jax.debug_nans(False):
         sol = quick_jit(lambda A, b: gmres(A, b, M=ilu(A)))(A, np.ones(64))
     assert sol.status is Status.NON_FINITE
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [({"drop_tol": 2.0}, "drop_tol"), ({"drop_tol": -1.0}, "drop_tol"), ({"fill": 0.5}, "fill"), ({"fill": 0}, "fill")],
-    ids=["large drop", "negative drop", "small fill", "no fill"],
-)
-def test_options_out_of_range_are_refused(options, words):
-    with pytest.raises(ValueError, match=words):
-        ilu(jsf.from_scipy(unsymmetric()), **options)
 
 
 @each_file

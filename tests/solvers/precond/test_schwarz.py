@@ -184,17 +184,3 @@ def test_a_coarse_space_of_a_sharded_matrix_is_that_of_one_device(kind):
     ratio = np.vdot(slow[0], slow[1]) / np.vdot(slow[0], slow[0])
     np.testing.assert_allclose(slow[1], ratio * slow[0], rtol=0, atol=1e-10 * np.abs(slow[1]).max())
     assert 0.5 < ratio < 2
-
-
-def test_what_cannot_be_one_program_is_refused_with_a_cure():
-    A = jsf.shard(S, MESH, format="csr")
-    with pytest.raises(ValueError, match="schwarz takes a sharded matrix"):
-        precond.schwarz(jsf.from_scipy(S))
-    with pytest.raises(ValueError, match="overlap must be 0 or 1; got 2"):
-        precond.schwarz(A, factorized, 2)
-    with pytest.raises(TypeError, match="local must make a preconditioner"):
-        precond.schwarz(A, "ilu")
-    with pytest.raises(ValueError, match="several structures"):
-        precond.schwarz(A, lambda block: precond.chebyshev(block, 1 + block.nnz % 7, bounds=(0.1, 1.0)))
-    with pytest.raises(ValueError, match=r"precond\.schwarz, which has a factorization"):
-        precond.ilu(A)

@@ -119,21 +119,6 @@ def test_a_near_null_space_may_be_sharded_and_gradients_pass_through_the_solve(b
     np.testing.assert_allclose(jax.grad(f)(b), 2 * sp.linalg.spsolve(L.tocsc(), x), rtol=0, atol=1e-6 * abs(x).max())
 
 
-def test_refusals_name_the_cure(built):
-    A, _ = built
-    with pytest.raises(ValueError, match=r"lie on one device.*from_scipy\(A\.to_scipy\(\)\)"):
-        precond.multigrid_from([], A)
-    with pytest.raises(ValueError, match=rf"shape \({N}, k\); got \(3, 1\)"):
-        precond.multigrid(A, np.ones(3))
-    with pytest.raises(ValueError, match="B has a NaN"):
-        precond.multigrid(A, np.full(N, np.nan))
-    with pytest.raises(ValueError, match="A has a NaN or an infinity"):
-        precond.multigrid(A * np.nan)
-    with pytest.raises(ValueError, match="float16 holds none above"):
-        precond.multigrid(A * 1e6, dtype="float16")
+def test_a_cycle_that_diverges_is_named(built):
     with pytest.warns(RuntimeWarning, match="cycle diverges"):
-        precond.multigrid(A.shift(-2.0), max_coarse=1000)
-    with pytest.raises(TypeError, match="A, which is traced"):
-        jax.jit(lambda A: precond.multigrid(A, max_coarse=100) @ b)(A)
-    with pytest.raises(ValueError, match="zero on its diagonal, first in row 0"):
-        precond.multigrid(A.shift(-6.0))
+        precond.multigrid(built[0].shift(-2.0), max_coarse=1000)
