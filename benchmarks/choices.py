@@ -21,8 +21,7 @@ from benchmarks.report import Row
 from jaxsparse_fmt.choose import ranking
 from jaxsparse_fmt.core.matrix import FORMATS
 from jaxsparse_fmt.formats import csr5
-from jaxsparse_fmt.formats.footprint import Storage
-from jaxsparse_fmt.models import traffic
+from jaxsparse_fmt.formats.footprint import Storage, bytes_moved
 
 NEAR = 0.97  # of the speed of the fastest that was timed, from which a choice is as good
 FIELDS = {field.name for field in dataclasses.fields(Storage)}
@@ -37,7 +36,7 @@ def regret(row: Row) -> float | None:
     itemsize = np.dtype(row["dtype"]).itemsize
 
     def cost(s: Storage, misses: float) -> float:
-        moved = traffic.bytes_moved(s.nbytes, (row["rows"], row["cols"]), itemsize, s.copied)
+        moved = bytes_moved(s.nbytes, (row["rows"], row["cols"]), itemsize, s.copied)
         return ranking.cost_on_gpu(s, moved, misses, row["nnz"], itemsize)
 
     costs = [cost(s, one["storage"]["misses"]) for s, one in timed]

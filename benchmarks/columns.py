@@ -18,7 +18,7 @@ from benchmarks import report, spmv, suite, timing
 from benchmarks.report import Row
 from jaxsparse_fmt.choose import ranking
 from jaxsparse_fmt.choose.timing import repeated
-from jaxsparse_fmt.models import traffic
+from jaxsparse_fmt.formats import footprint
 
 COUNTS = (1, 2, 4, 8, 32)
 
@@ -44,7 +44,7 @@ def of_matrix(name: str, S: Any, dtype: str, copy: float, rounds: dict[str, Any]
         run = functools.partial(program, A, X)
         took = timing.seconds_per_call(lambda _, run=run: run(), **rounds) / products
         alone = alone or took
-        moved = traffic.bytes_moved(A.nbytes_read, S.shape, X.dtype.itemsize * count)
+        moved = footprint.bytes_moved(A.nbytes_read, S.shape, X.dtype.itemsize * count)
         yield {
             "matrix": name, "dtype": dtype, "format": spmv.label(choice), "columns": count, "µs": 1e6 * took,
             "throughput": count * alone / took, "share": moved / took / copy,

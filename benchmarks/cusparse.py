@@ -15,8 +15,7 @@ import jax
 import numpy as np
 
 import jaxsparse_fmt as jsf
-from jaxsparse_fmt.formats import bsr
-from jaxsparse_fmt.models import traffic
+from jaxsparse_fmt.formats import bsr, building
 
 # cusparseSpMVAlg_t.
 COO_ALG1, CSR_ALG1, CSR_ALG2, COO_ALG2, SELL_ALG1, BSR_ALG1 = 1, 2, 3, 4, 5, 6
@@ -265,10 +264,11 @@ class Opponent:
     def _sliced_ell(self, slice_size: int, is_sorted: bool) -> Converted | Absent:
         """Slice offsets and columns, and values: our HLL with column −1 in padding."""
         S, lengths = self.S, np.diff(self.S.indptr)
-        places = traffic.sliced_places(lengths, slice_size)
+        places = slice_size * building.longest_by_slice(lengths, slice_size).sum()
         if is_sorted:
             self._perm = np.lexsort((-lengths, np.arange(S.shape[0]) // SORT_WINDOW))
-            unsorted, places = places, traffic.sliced_places(lengths[self._perm], slice_size)
+            unsorted = places
+            places = slice_size * building.longest_by_slice(lengths[self._perm], slice_size).sum()
             if places > 0.98 * unsorted:
                 return Absent("sorting saves less than 2% of the places")
         if places > MOST_PADDING * S.nnz:

@@ -40,9 +40,8 @@ from benchmarks.report import Row, reason
 from jaxsparse_fmt.choose import ranking as choose
 from jaxsparse_fmt.choose import timing as clock
 from jaxsparse_fmt.choose import tune
-from jaxsparse_fmt.formats.footprint import PatternCounts, Storage
+from jaxsparse_fmt.formats.footprint import PatternCounts, Storage, bytes_moved
 from jaxsparse_fmt.kernels.backends import selection
-from jaxsparse_fmt.models import traffic
 
 Timer = Callable[..., float]  # seconds; arguments go to `timing.seconds_per_call`
 WRONG = 1e-3  # relative error from which a product is wrong and its time does not count
@@ -235,7 +234,7 @@ class Run:
             timers[name] = self.timer(
                 lambda i, found=found, B=B: found.program(B, xs[i % 3]), jax.block_until_ready, found.products
             )
-            row["moved"] = traffic.bytes_moved(B.nbytes_read, B.shape, xs[0].itemsize)
+            row["moved"] = bytes_moved(B.nbytes_read, B.shape, xs[0].itemsize)
             row["error"] = problem.error(found.product(B, xs[0]))
         return rows, timers
 

@@ -214,7 +214,7 @@ def of_reductions() -> Iterator[str]:
 
 
 def of_memory() -> Iterator[str]:
-    from tests.models import test_papers
+    from tests.formats import test_papers
 
     formats = ["dia", "hdia", "ell", "hll"]
     rows = []
@@ -254,7 +254,7 @@ GENERATED = {
     "results": of_results,
 }
 # Parts that take seconds, and the file that makes their figures.
-LONG = {"reductions": "examples/data_reduction.py", "memory": "tests/models/test_papers.py"}
+LONG = {"reductions": "examples/data_reduction.py", "memory": "tests/formats/test_papers.py"}
 
 
 def reference(title: str, named: dict[types.ModuleType, str]) -> str:

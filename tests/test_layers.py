@@ -11,7 +11,7 @@ from tests.process import ROOT, printed
 # A line may import what stands in a line above it; modules of one folder import each other, without circles.
 FLOORS = (
     "shared commands",
-    "io kernels models gallery",
+    "io kernels gallery",
     "core",
     "formats",
     "choose algebra",
@@ -27,7 +27,6 @@ THIRD_PARTY = NUMERIC | {"jax"}
 # What a folder may import from outside; the rest may import numpy, scipy and jax.
 ALLOWED = {
     "kernels": THIRD_PARTY | {"jaxlib", "numba", "llvmlite"},
-    "models": {"numpy"},
     "gallery": NUMERIC,
     "io": NUMERIC,
     "cli": THIRD_PARTY | {"rich", "matplotlib"},

@@ -21,10 +21,9 @@ from jaxsparse_fmt._tracing import concrete
 from jaxsparse_fmt._types import Csr, CsrArrays, Target
 from jaxsparse_fmt.core.matrix import FORMATS, SparseMatrix
 from jaxsparse_fmt.formats import building, memory
-from jaxsparse_fmt.formats.footprint import SECTOR, PatternCounts, Storage
+from jaxsparse_fmt.formats.footprint import SECTOR, PatternCounts, Storage, bytes_moved
 from jaxsparse_fmt.kernels.backends import selection
 from jaxsparse_fmt.kernels.cpu.abi import FLOATS
-from jaxsparse_fmt.models import traffic
 
 # GPU, by both suites on an H100 (2026-11-27_suite_h100.md and its second half).
 OF_CSR = 1.3  # times its bytes, since the threads of a warp wait for their longest row
@@ -200,7 +199,7 @@ def store(choices: list[Choice], csr: Csr, target: Target) -> tuple[SparseMatrix
 
 def _choice(s: Storage, pattern: PatternCounts, kernels: str | None) -> Choice:
     csr, itemsize = pattern.csr, pattern.itemsize
-    n_bytes = traffic.bytes_moved(s.nbytes, csr.shape, itemsize, s.copied)
+    n_bytes = bytes_moved(s.nbytes, csr.shape, itemsize, s.copied)
     if kernels is None:
         places = (WALKED[s.format] if s.by_columns else SCATTERED) * s.places
         cost = places * (itemsize + 4) + sum(csr.shape) * itemsize

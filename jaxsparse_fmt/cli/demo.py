@@ -15,7 +15,7 @@ from jaxsparse_fmt._text import readable_bytes
 from jaxsparse_fmt.choose.timing import median_seconds
 from jaxsparse_fmt.cli import arguments, measure, plots, tables
 from jaxsparse_fmt.cli.progress import Progress
-from jaxsparse_fmt.models import traffic
+from jaxsparse_fmt.formats import footprint
 
 TURNS = 2  # timed runs of each solver, in alternation; the better one counts
 SLACK = 1.01  # rounding in the comparison of norms
@@ -38,8 +38,8 @@ def run(args: argparse.Namespace, progress: Progress) -> tables.Done:
     (ours, sol), (theirs, (x, info, steps)) = _in_turns(runs, progress)
     with progress.stage("measure", "the products"):
         products = stored.seconds_per_product(), median_seconds(lambda: S @ b)
-    A, in_csr, times = stored.A, traffic.csr_bytes(S, 8), tables.duration
-    n_bytes = stored.moved, traffic.bytes_moved(in_csr, S.shape, 8)
+    A, in_csr, times = stored.A, footprint.csr_bytes(S, 8), tables.duration
+    n_bytes = stored.moved, footprint.bytes_moved(in_csr, S.shape, 8)
     left = [measure.relative_residual(S, b, np.asarray(v)) for v in (sol.x, x)]
     both = {
         "device": (measure.device(), "the CPU"),

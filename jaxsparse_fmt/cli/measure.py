@@ -16,7 +16,7 @@ from jaxsparse_fmt.choose.timing import seconds_per_product
 from jaxsparse_fmt.convert import canonical, from_scipy
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.distributed import shard
-from jaxsparse_fmt.models import traffic
+from jaxsparse_fmt.formats import footprint
 from solvers import solve
 
 
@@ -60,7 +60,7 @@ def store(
     if devices > 1:
         mesh = jax.sharding.Mesh(np.array(first_devices(devices)), ("rows",))
         A = shard(csr, mesh, format=format, dtype=dtype, backend=backend)
-        return Stored(A, A.record.format, traffic.bytes_moved(A.nbytes, A.shape, dtype.itemsize))
+        return Stored(A, A.record.format, footprint.bytes_moved(A.nbytes, A.shape, dtype.itemsize))
     if format == "tune":
         A, choice = tune.fastest(csr, Target(dtype, backend))
         return Stored(A, choice.reason, choice.moved)
@@ -72,7 +72,7 @@ def store(
         return Stored(A, f"ranked {first} of {len(choices)}: {choice.reason}", choice.moved)
     layout = next((c.layout for c in choices if c.format == format), {})
     A = from_scipy(csr, format, dtype, backend=backend, **layout)
-    return Stored(A, "asked for", traffic.bytes_moved(A.nbytes_read, A.shape, dtype.itemsize))
+    return Stored(A, "asked for", footprint.bytes_moved(A.nbytes_read, A.shape, dtype.itemsize))
 
 
 def first_devices(count: int) -> list[Any]:

@@ -16,8 +16,8 @@ from jaxsparse_fmt._text import readable_bytes
 from jaxsparse_fmt.cli import arguments, measure, plots, tables
 from jaxsparse_fmt.cli.info import asymmetry
 from jaxsparse_fmt.cli.progress import Progress, residuals
+from jaxsparse_fmt.formats import footprint
 from jaxsparse_fmt.io import files
-from jaxsparse_fmt.models import traffic
 
 PRECONDITIONERS = {
     "jacobi": jax.jit(solvers.precond.jacobi),  # without jit its operations compile one by one, for seconds
@@ -159,7 +159,7 @@ def _check_symmetric(args: argparse.Namespace, S: scipy.sparse.csr_array) -> Non
 
 def _matrix_rows(S: scipy.sparse.csr_array, stored: measure.Stored, product: float) -> list[tuple[str, str]]:
     A = stored.A
-    in_csr = A.nbytes / traffic.csr_bytes(S, A.dtype.itemsize)
+    in_csr = A.nbytes / footprint.csr_bytes(S, A.dtype.itemsize)
     speed = tables.bandwidth(stored.moved, product)
     devices = [("devices", f"{A.parts}, {A.record.exchange}")] if A.name == "sharded" else []
     return [

@@ -1,15 +1,15 @@
 """The base of the formats whose products, entries and basis follow from an address rule and a column rule.
 
 One program serves all shards only if their arrays have equal shapes, and the sizes of arrays depend on the pattern, for
-instance on the number of diagonals. So `distributed/padding.py` lengthens each array by the metadata in its field's
-annotation. No product reads a place after the last pointer, and its index means padding. A field annotated plain
-`Array` must have equal sizes in all shards.
+instance on the number of diagonals. So `distributed/padding.py` lengthens each array by the function in its field's
+annotation, and takes `max` of a number that sets a size. No product reads a place after the last pointer, and its index
+means padding. A field annotated plain `Array` must have equal sizes in all shards.
 """
 
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Annotated, Any, Self, TypeAlias, dataclass_transform, get_args, get_type_hints
+from typing import Annotated, Any, Self, dataclass_transform, get_args, get_type_hints
 
 import jax
 import jax.numpy as jnp
@@ -142,16 +142,6 @@ class ByRule(SparseMatrix):
 class ByEntries(SparseMatrix):
     """Faces in plain XLA, by the row and the column of every stored place."""
 
-    def _of_places(
-        self, row: Array, col: Array, j: Array, lengths: Array | None = None
-    ) -> tuple[Array, Array, Array, Array]:
-        """`entries`, from the row, the column and the index in the row of every stored place.
-
-        Args:
-          lengths: of all rows; None counts them.
-        """
-        return row, col, _index_in_data(self, row, j, col < self.shape[1], lengths), self.values
-
     def _transposed_face(self, values: Array, y: Array, backend: str) -> Array:
         row, col, *_ = self.entries()
         return coordinates.transposed_reference(values, y, row, col, n_cols=self.shape[1])
@@ -195,10 +185,10 @@ def places_of(A: SparseMatrix, arrays: dict[str, Array], rule: Rule) -> tuple[Ar
         lengths = None
     if lengths is not None and "perm" in arrays:
         lengths = jnp.zeros_like(lengths).at[arrays["perm"]].set(lengths, unique_indices=True)
-    return row, col, _index_in_data(A, row, j, live, lengths)
+    return row, col, index_in_data(A, row, j, live, lengths)
 
 
-def _index_in_data(A: SparseMatrix, row: Array, j: Array, live: Array, lengths: Array | None = None) -> Array:
+def index_in_data(A: SparseMatrix, row: Array, j: Array, live: Array, lengths: Array | None = None) -> Array:
     """The index in `A.data` of entry j of a row, nnz where not `live`. `lengths`: of all rows; None counts them."""
     if lengths is None:
         n_rows = A.shape[0]
@@ -236,52 +226,32 @@ def storage_format(cls: type[Any]) -> type[Any]:
 # ----------------------------------------------------------------------------------------- annotations of fields
 
 
-Extend: TypeAlias = Callable[[np.ndarray, int, Any], np.ndarray]  # (array, required size, its matrix) -> array
-
-
-@dataclasses.dataclass(frozen=True)
-class Padding:
-    """The way to lengthen an array; metadata of a field's annotation."""
-
-    extend: Extend
-
-
-@dataclasses.dataclass(frozen=True)
-class Most:
-    """Marks a number that sets a size: all shards take the largest of any shard."""
-
-
-def padded_with(value: Callable[[Any], int]) -> Padding:
-    """Padding by one number, value(A) of the matrix A."""
-
-    def extend(a: np.ndarray, size: int, A: Any) -> np.ndarray:
-        return np.concatenate([a, np.full(size - a.shape[0], value(A), a.dtype)])
-
-    return Padding(extend)
+def padded_with(value: Callable[[Any], int]) -> Callable[[np.ndarray, int, Any], np.ndarray]:
+    """The function of an array, the required size and its matrix A that pads by one number, value(A)."""
+    return lambda a, size, A: np.concatenate([a, np.full(size - a.shape[0], value(A), a.dtype)])
 
 
 ColumnIndex = Annotated[Array, padded_with(lambda A: A.shape[1])]
 Offset = ColumnIndex  # column minus row of a diagonal; n_cols lies beyond the matrix
 RowIndex = Annotated[Array, padded_with(lambda A: A.shape[0])]
 ZeroPadded = Annotated[Array, padded_with(lambda A: 0)]
-Pointer = Annotated[Array, Padding(lambda a, size, A: np.pad(a, (0, size - a.shape[0]), mode="edge"))]
+Pointer = Annotated[Array, lambda a, size, A: np.pad(a, (0, size - a.shape[0]), mode="edge")]
 # First places of diagonals of n_rows places each.
-Start = Annotated[Array, Padding(lambda a, size, A: np.append(a, A.shape[0] * np.arange(a.shape[0], size)))]
+Start = Annotated[Array, lambda a, size, A: np.append(a, A.shape[0] * np.arange(a.shape[0], size))]
 # Rows that continue elsewhere; padding adds rows beyond the matrix, each once.
 LongRows = Annotated[
-    Array, Padding(lambda a, size, A: np.concatenate([a, A.shape[0] + np.arange(size - a.shape[0], dtype=a.dtype)]))
+    Array, lambda a, size, A: np.concatenate([a, A.shape[0] + np.arange(size - a.shape[0], dtype=a.dtype)])
 ]
-Largest = Annotated[int, Most()]
-AnyShards = Annotated[bool, Most()]  # true of all shards if it is of one
+Largest = Annotated[int, max]
+AnyShards = Annotated[bool, max]  # true of all shards if it is of one
 
 
 @functools.cache
-def noted(cls: type[Any], kind: type[Any]) -> dict[str, Any]:
-    """The metadata of type `kind` in the annotations of a format's fields, by the field's name."""
-    hints, notes = get_type_hints(cls, include_extras=True), {}
-    for field in dataclasses.fields(cls):
-        hint = hints[field.name]
-        metadata = (getattr(part, "__metadata__", ()) for part in (hint, *get_args(hint)))  # of `X | None`, too
-        found = [note for some in metadata for note in some if isinstance(note, kind)]
-        notes |= {field.name: found[0]} if found else {}
+def noted(cls: type[Any]) -> dict[str, Any]:
+    """The functions in the annotations of a format's fields, by the field's name."""
+    notes = {}
+    for name, hint in get_type_hints(cls, include_extras=True).items():
+        for part in (hint, *get_args(hint)):  # of `X | None`, too
+            if hasattr(part, "__metadata__"):
+                notes[name] = part.__metadata__[0]
     return notes

@@ -22,7 +22,6 @@ from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.formats import memory
 from jaxsparse_fmt.kernels.cpu.over_rows import in_pieces, in_some_piece
 from jaxsparse_fmt.kernels.layout.address import Address, Arrays, expand_ptr, take
-from jaxsparse_fmt.models import traffic
 
 # Padding beyond this multiple of CSR's bytes is refused, unless the storage is small.
 MAX_PADDING, SMALL_CHANGE = 10, 64 * 2**20
@@ -108,9 +107,11 @@ def _sorted(xp: Any, lengths: Any, window: int, one_key: bool) -> tuple[Any, Any
 
 def longest_by_slice(lengths: Any, slice_size: int) -> np.ndarray:
     """The length of the longest row of each slice, int64 [n_slices] on the host."""
-    if isinstance(lengths, np.ndarray):
-        return traffic.longest_by_slice(lengths, slice_size)
-    return np.asarray(_longest_on_device(lengths, slice_size)).astype(np.int64)
+    if not isinstance(lengths, np.ndarray):
+        return np.asarray(_longest_on_device(lengths, slice_size)).astype(np.int64)
+    if lengths.size == 0:
+        return np.zeros(0, np.int64)
+    return np.maximum.reduceat(lengths, np.arange(0, lengths.size, slice_size)).astype(np.int64)
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -126,23 +127,15 @@ def longer_than(rows: Rows) -> np.ndarray:
     return rows.lengths.shape[0] - np.asarray(xp.searchsorted(rows.lengths[::-1], j, side="right")).astype(np.int64)
 
 
-def pointers(counts: Any) -> Any:
-    """[0, counts[0], counts[0] + counts[1], …], int32, or int64 from 2³¹ on; on the host or the device, as `counts`."""
-    xp = namespace(counts)
-    total = int(counts.sum(dtype=np.int64)) if xp is np or x64_enabled() else _total_in_32_bits(counts)
+def pointers(counts: np.ndarray) -> np.ndarray:
+    """[0, counts[0], counts[0] + counts[1], …], int32, or int64 from 2³¹ on."""
+    total = int(counts.sum(dtype=np.int64))
     check_addressable(total)
-    index = index_dtype(total)
-    return starts(xp, counts, index)
-
-
-def _total_in_32_bits(counts: jax.Array) -> int:
-    """The exact sum, from the sum modulo 2³² and a rounded one."""
-    below, near = int(counts.sum(dtype=np.uint32)), float(counts.sum(dtype=np.float32))
-    return below + 2**32 * round((near - below) / 2**32)
+    return starts(np, counts, index_dtype(total))
 
 
 def starts(xp: Any, counts: Any, index: Any) -> Any:
-    """`pointers` in the dtype `index`; no count comes to the host."""
+    """`pointers` in the dtype `index`, on the host or the device, as `counts`."""
     return xp.concatenate([xp.zeros(1, index), xp.cumsum(counts, dtype=index)])
 
 
@@ -314,7 +307,7 @@ def check_memory(
             "none"
         )
     lengths = np.diff(np.asarray(csr.indptr))
-    hll = traffic.sliced_places(lengths, 32) * (itemsize + 4)
+    hll = 32 * longest_by_slice(lengths, 32).sum() * (itemsize + 4)
     better = "hll" if name != "hll" and hll <= 3 * in_csr else "csr"
     mean, longest = csr.nnz / max(csr.shape[0], 1), int(lengths.max(initial=0))
     if cause is None and longest > MAX_PADDING * mean:

@@ -18,7 +18,6 @@ from jaxsparse_fmt.formats.base import Array, ByRule, ColumnIndex, Pointer, stor
 from jaxsparse_fmt.kernels import spmv_cpu
 from jaxsparse_fmt.kernels.layout.address import Slices
 from jaxsparse_fmt.kernels.layout.columns import ColumnRule, Rule
-from jaxsparse_fmt.models import traffic
 
 THREADS = (1, 2, 4, 8, 16, 32)
 
@@ -67,7 +66,7 @@ class CSR(ByRule):
         yield footprint.Storage(
             cls.name,
             {"threads_per_row": threads},
-            traffic.csr_bytes(csr, pattern.itemsize),
+            footprint.csr_bytes(csr, pattern.itemsize),
             csr.nnz,
             footprint.trips(longest, threads) + (threads > 1),  # one to add the threads' sums
             by_columns=False,

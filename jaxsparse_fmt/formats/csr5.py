@@ -52,6 +52,7 @@ from jaxsparse_fmt.formats.base import (
     Pointer,
     ZeroPadded,
     array_fields,
+    index_in_data,
     padded_with,
     storage_format,
 )
@@ -163,7 +164,8 @@ class CSR5(ByEntries):
             j, row = j + before[row], jnp.concatenate([every_row, rows[owner]])[row]
         is_end = self.tiles.columns(self._arrays)[1] & (col < self.shape[1])  # of a row or a piece
         ends = jnp.zeros(self.shape[0], jnp.int32).at[jnp.where(is_end, row, self.shape[0])]
-        return self._of_places(row, col, j, ends.max(j + 1, mode="drop"))
+        lengths = ends.max(j + 1, mode="drop")
+        return row, col, index_in_data(self, row, j, col < self.shape[1], lengths), self.values
 
     def with_arrays(self, names: set[str]) -> Self:
         """The same storage with the arrays that other shards have: columns of 32 bits, windows, and empty pieces."""

@@ -162,3 +162,13 @@ def trips(entries: float, threads: int = 1) -> int:
 def pointer_bytes(n_slices: int, places: int) -> int:
     """Bytes of the slice pointers of a storage of `places` places."""
     return (n_slices + 1) * (4 if places < 2**31 else 8)
+
+
+def bytes_moved(storage: int, shape: tuple[int, int], vector_bytes: int, copied: int = 0) -> int:
+    """The least bytes that y = A·x moves: `storage` of A, x and y once each, and a copy of `copied` entries of x."""
+    return storage + vector_bytes * (sum(shape) + 2 * copied)
+
+
+def csr_bytes(csr: Csr, value_bytes: int) -> int:
+    """Bytes of a matrix in CSR with values of `value_bytes` bytes and 32-bit indices and pointers."""
+    return csr.nnz * (value_bytes + 4) + 4 * (csr.shape[0] + 1)

@@ -21,13 +21,21 @@ from jaxsparse_fmt._dtypes import index_dtype
 from jaxsparse_fmt._tracing import standard_promotion
 from jaxsparse_fmt._types import Csr, CsrArrays, Target
 from jaxsparse_fmt.formats import building
-from jaxsparse_fmt.formats.base import Array, ByEntries, ByRule, ColumnIndex, RowIndex, host_places, storage_format
+from jaxsparse_fmt.formats.base import (
+    Array,
+    ByEntries,
+    ByRule,
+    ColumnIndex,
+    RowIndex,
+    host_places,
+    index_in_data,
+    storage_format,
+)
 from jaxsparse_fmt.formats.csr import csr_rule
 from jaxsparse_fmt.kernels import spmv
 from jaxsparse_fmt.kernels.backends import selection
 from jaxsparse_fmt.kernels.layout.address import Slices, expand_ptr, row_pointers
 from jaxsparse_fmt.kernels.layout.columns import Explicit, Rule
-from jaxsparse_fmt.models import traffic
 
 
 @storage_format
@@ -80,7 +88,8 @@ class HYB(ByEntries, ByRule):
         ptr = row_pointers(self.tail_row, self.shape[0])
         j = (jnp.arange(n_tail, dtype=ptr.dtype) - ptr[tail_row]).astype(jnp.int32) + self.width
         parts = zip(main, (tail_row, self.tail_col, j), strict=True)
-        return self._of_places(*(jnp.concatenate(pair) for pair in parts))
+        row, col, j = (jnp.concatenate(pair) for pair in parts)
+        return row, col, index_in_data(self, row, j, col < self.shape[1]), self.values
 
     def _places_on_host(self) -> tuple[np.ndarray, ...]:
         tail = np.asarray(self.tail_row), np.asarray(self.tail_col)
@@ -94,25 +103,30 @@ class HYB(ByEntries, ByRule):
         Args:
           width: K, a number of columns from 0 up, "third" or "mean".
         """
-        rows, address = building.rows_of(csr), Slices(csr.shape[0], max(csr.shape[0], 1))
+        xp, rows = building.namespace(csr.data), building.rows_of(csr)
+        address = Slices(csr.shape[0], max(csr.shape[0], 1))
         K = _width(width, rows.lengths)
         main = building.Rows(rows.lengths.clip(max=K))
         tail = building.Rows(rows.lengths - main.lengths)
-        ptr = building.pointers(tail.lengths)
+        ptr = building.starts(xp, tail.lengths, index_dtype(csr.nnz))
         n_main, n_tail = K * csr.shape[0], int(ptr[-1])
         building.check_memory(cls.name, n_main + n_tail, csr, target)
         values, col_idx = building.fill(csr, main, address, {}, n_main, target.dtype)
         beyond = CsrArrays(csr.data, csr.indices, csr.indptr + K, csr.shape)  # rows without their first K entries
         by_row = Slices(csr.shape[0], 1), {"slice_ptr": ptr}
         tail_values, tail_col = building.fill(beyond, tail, *by_row, n_tail, target.dtype)
-        xp = building.namespace(csr.data)
         index = {"col_idx": col_idx, "tail_row": expand_ptr(xp, ptr, n_tail), "tail_col": tail_col}
         return building.made(cls, csr, target, xp.concatenate([values, tail_values]), **index, width=K)
 
 
 def _width(width: Any, lengths: Any) -> int:
-    if isinstance(width, str):
-        if width not in ("third", "mean"):
-            raise ValueError(f"width must be a number of columns, 'third' or 'mean'; got {width!r}")
-        return traffic.hyb_width(lengths, width)
-    return building.positive("width", width, "column", least=0)
+    if not isinstance(width, str):
+        return building.positive("width", width, "column", least=0)
+    if width not in ("third", "mean"):
+        raise ValueError(f"width must be a number of columns, 'third' or 'mean'; got {width!r}")
+    n_rows = lengths.shape[0]
+    if n_rows == 0:
+        return 0
+    if width == "mean":
+        return round(int(lengths.sum()) / n_rows)
+    return int(building.namespace(lengths).sort(lengths)[n_rows - -(-n_rows // 3)])

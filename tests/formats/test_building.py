@@ -1,6 +1,5 @@
 """From CSR into storages: rows in order, sizes, the places filled, and layouts refused by name."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -143,11 +142,3 @@ def test_a_matrix_of_a_new_size_compiles_nothing(format, options, compiled):
         before = compiled()
         jsf.from_scipy(S, format, max_bytes=np.inf, **options)
         assert compiled() - before <= int("transpose" in options)
-
-
-def test_counts_are_summed_exactly_in_32_bits():
-    for total in (0, 1, 2**24 + 1, 2**31 - 1, 2**31, 2**32 + 3, 2**35 - 1):
-        counts = np.full(64, total // 64, np.int32)
-        counts[0] += total % 64
-        with jax.enable_x64(False):
-            assert building._total_in_32_bits(jnp.asarray(counts)) == total

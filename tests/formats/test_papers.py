@@ -8,7 +8,7 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
-from jaxsparse_fmt.models import traffic
+from jaxsparse_fmt.formats import building
 from tests.marks import few
 
 
@@ -19,13 +19,13 @@ def test_kreutzers_extreme_case_stores_so_many_places(n, block_size):
     dense[:, n // 3] = dense[n // 2] = 1
     places = (block_size + 1) * n - block_size
     lengths = np.sort(np.count_nonzero(dense, axis=1))[::-1]
-    assert traffic.sliced_places(lengths, block_size) == places + -n % block_size
+    assert block_size * building.longest_by_slice(lengths, block_size).sum() == places + -n % block_size
     assert jsf.from_scipy(sp.csr_array(dense), "pjds", block_size=block_size).n_stored == places
     assert jsf.from_scipy(sp.csr_array(dense), "ell").n_stored == n * n
 
 
 def test_counts_beyond_32_bits_are_right():
-    assert traffic.sliced_places(np.full(3, 2**30, np.int32), 1) == 3 * 2**30
+    assert building.longest_by_slice(np.full(3, 2**30, np.int32), 1).sum() == 3 * 2**30
 
 
 # Kreutzer et al. 2012, Table I: % of ELLPACK's places that pJDS saves. The paper's matrices are not public; these have

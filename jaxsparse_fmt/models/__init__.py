@@ -1,1 +1,0 @@
-"""Models of what formats hold and products move. NumPy only."""
