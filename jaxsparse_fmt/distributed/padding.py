@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.distributed.processes import everyones, of_each
-from jaxsparse_fmt.formats.base import Most, Padding, array_fields, noted
+from jaxsparse_fmt.formats.base import array_fields, noted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Form:
         arrays = _arrays(A)
         sizes = {name: a.shape[0] for name, a in arrays.items() if name not in ("values", "pattern")}
         sizes |= {"values": A._n_main, "tail": A.n_stored - A._n_main}
-        counts = {name: getattr(A, name) for name in noted(type(A), Most)}
+        counts = {name: getattr(A, name) for name, function in noted(type(A)).items() if function is max}
         return Form(sizes, {name: a.dtype for name, a in arrays.items()}, A.nnz, counts)
 
 
@@ -96,10 +96,10 @@ def _padded(name: str, a: np.ndarray, A: SparseMatrix, form: Form) -> np.ndarray
         return np.concatenate([_filled(a[: A._n_main], size), _filled(a[A._n_main :], form.sizes["tail"])])
     if a.shape[0] == size:
         return a
-    paddings = noted(type(A), Padding)
+    paddings = noted(type(A))
     if name not in paddings:
         raise TypeError(f"format {A.name!r} has no padding for its array {name!r}; its shards cannot have one size")
-    return paddings[name].extend(a, size, A)
+    return paddings[name](a, size, A)
 
 
 def _filled(a: np.ndarray, size: int) -> np.ndarray:

@@ -132,13 +132,10 @@ class DIA(ByRule):
     def _places_on_host(self) -> tuple[np.ndarray, ...]:
         return *host_places(*self._in_place), np.asarray(_read(self))
 
-    def _start_in_place(self) -> Array:
-        traced = isinstance(self.start, Tracer)
-        with contextlib.nullcontext() if traced else concrete():
-            return _starts_in_place(self.start, self.shape[0])
-
     def _refilled(self, values: Array) -> Self:
-        return dataclasses.replace(self, values=values, start=self._start_in_place())
+        with contextlib.nullcontext() if isinstance(self.start, Tracer) else concrete():
+            start = _starts_in_place(self.start, self.shape[0])
+        return dataclasses.replace(self, values=values, start=start)
 
     @classmethod
     def from_csr(cls, csr: Csr, target: Target) -> Self:
@@ -273,22 +270,16 @@ def _shares(offsets: Array, start: Array, n_rows: int) -> tuple[Array, Array]:
 
 def _mirrored_on_host(values, pattern, n_rows: int, below, above, distance) -> np.ndarray:
     """As `_mirrored`, in NumPy."""
-    present = None if pattern is None else unpack_pattern(pattern, values.size).reshape(-1, n_rows)
-    values = values.reshape(-1, n_rows)
-    mirrored = np.zeros(below.size, bool)
-    for k, (b, a, d) in enumerate(zip(below, above, distance, strict=True)):
-        image, diagonal = [values[a, : n_rows - d]], [values[b, d:]]
-        if present is not None:
-            image.append(present[a, : n_rows - d])
-            diagonal.append(present[b, d:])
-        mirrored[k] = not in_some_piece(_differ, *image, *diagonal)
-    return mirrored
+    arrays = [values] if pattern is None else [values, unpack_pattern(pattern, values.size)]
+    arrays = [a.reshape(-1, n_rows) for a in arrays]
 
+    def differ(image: np.ndarray, diagonal: np.ndarray) -> bool:
+        return not np.array_equal(image, diagonal)
 
-def _differ(*arrays: np.ndarray) -> bool:
-    """Whether the first half of the arrays differs from the second."""
-    half = len(arrays) // 2
-    return not all(map(np.array_equal, arrays[:half], arrays[half:]))
+    def equal(b: int, a: int, d: int) -> bool:
+        return not any(in_some_piece(differ, held[a, : n_rows - d], held[b, d:]) for held in arrays)
+
+    return np.array([equal(*pair) for pair in zip(below, above, distance, strict=True)])
 
 
 @functools.partial(jax.jit, static_argnums=2)
