@@ -1,13 +1,15 @@
 """Factors by libraries that run inside XLA's programs: CHOLMOD and KLU on a CPU, cuDSS on NVIDIA GPUs.
 
 sparsax has CHOLMOD and KLU; it keeps the analysis of patterns and the factors of the last values, so that new values
-are factored once. spineax has cuDSS; each factorization analyses the pattern, and the GPU keeps the last eight factors.
+are factored once. spineax has cuDSS. A token there names the factors of certain values; the next factorization on its
+pattern may take over the analysis, and renames it. Whoever still solves with the old token has its factors made anew.
 """
 
 import dataclasses
 import functools
 import importlib
 import importlib.util
+import threading
 from typing import Any
 
 import jax
@@ -18,6 +20,7 @@ from jax import Array, lax
 from jaxsparse_fmt._arguments import check_choice
 from jaxsparse_fmt._pytrees import pytree
 from jaxsparse_fmt._tracing import concrete, is_traced
+from jaxsparse_fmt.core.kept import Kept
 from jaxsparse_fmt.kernels.cpu import ffi
 from solvers.core import arguments
 from solvers.host import hosted
@@ -27,6 +30,10 @@ from solvers.solution import SolverError, Status
 LIBRARIES = {"cholmod": ("sparsax", "direct"), "klu": ("sparsax", "direct"), "cudss": ("spineax", "cudss")}
 PLATFORMS = {"sparsax": "cpu", "spineax": "gpu"}
 HEAVY = 1e9  # multiplications, of about a second, for which "auto" takes CHOLMOD
+TOKENS = 16  # of cuDSS, whose analyses new values may take over; spineax itself keeps eight factors
+_fitting = Kept(64)  # patterns whose factors fit into the memory
+_tokens: list[tuple[Any, int]] = []  # patterns, and names of tokens; the newest last
+_lock = threading.Lock()
 
 
 @pytree
@@ -63,11 +70,12 @@ class LibraryFactors:
             return self
         if self.library == "klu":
             return dataclasses.replace(self, is_transposed=not self.is_transposed)
-        # cuDSS has no transposed solves. XLA would sort a constant pattern itself, for 15 s of 450,000 entries.
-        row, col = lax.optimization_barrier((self.row, self.col))
+        # cuDSS has no transposed solves.
+        row, col = _unfolded(self.row, self.col)
         by_column = jnp.lexsort((row, col))
         row, col, values = (a[by_column] for a in (col, row, self.values))
-        return _factored(dataclasses.replace(self, row=row, col=col, values=values))
+        is_transposed = not self.is_transposed
+        return _factored(dataclasses.replace(self, row=row, col=col, values=values, is_transposed=is_transposed))
 
     def solve(self, r: Array) -> Array:
         """For r of [n] or [n, k]; without derivatives."""
@@ -94,14 +102,70 @@ def _target(solve: str) -> str:
 
 def _factored(F: LibraryFactors) -> LibraryFactors:
     """F with the token of its values, if cuDSS is its library."""
-    if F.library != "cudss":
-        return F
+    return _by_cudss(F) if F.library == "cudss" else F
+
+
+@jax.jit
+def _by_cudss(F: LibraryFactors) -> LibraryFactors:
     from spineax import cudss  # pyright: ignore[reportMissingImports]
 
-    ptr = jnp.searchsorted(F.row, jnp.arange(F.n + 1, dtype=F.row.dtype)).astype(jnp.int32)
+    row, col = _unfolded(F.row, F.col)
+    ptr = jnp.searchsorted(row, jnp.arange(F.n + 1, dtype=row.dtype)).astype(jnp.int32)
     kind = "symmetric" if F.is_symmetric else "general"
-    analysed = cudss.analyze(F.values, ptr, F.col, mtype_id=kind, mview_id="full", device_id=F.device)
-    return dataclasses.replace(F, token=cudss.factorize(analysed, F.values))
+    analyze = functools.partial(cudss.analyze, mtype_id=kind, mview_id="full", device_id=F.device)
+    facts = F.n, F.values.size, F.dtype, F.is_symmetric, F.is_transposed, F.device
+    digest, like = _digest(ptr, col), jax.ShapeDtypeStruct((1,), jnp.int32)
+
+    def on_host(f: Any, given: Array) -> Array:
+        return jax.pure_callback(f, like, digest, given, vmap_method="broadcast_all")
+
+    def taken(digest: Any, values: Any) -> np.ndarray:
+        return np.full((*values.shape[:-1], 1), _taken((facts, digest.tobytes())), np.int32)
+
+    def kept(digest: Any, name: Any) -> np.ndarray:
+        _keep((facts, digest.tobytes()), int(name.ravel()[0]))
+        return np.asarray(name)
+
+    # The name depends on the values, so that XLA does not take it out of a loop.
+    name = on_host(taken, F.values[:1])
+    token = jax.eval_shape(analyze, F.values, ptr, col)
+    token = cudss.factorize(dataclasses.replace(token, id=name, values=F.values, offsets=ptr, columns=col), F.values)
+    return dataclasses.replace(F, token=dataclasses.replace(token, id=on_host(kept, token.id)))
+
+
+def _taken(pattern: Any) -> int:
+    """The name of a token with the analysis of a pattern, which nobody else takes; 0, for which cuDSS makes one."""
+    with _lock:
+        for k in reversed(range(len(_tokens))):
+            if _tokens[k][0] == pattern:
+                return _tokens.pop(k)[1]
+    return 0
+
+
+def _keep(pattern: Any, name: int) -> None:
+    with _lock:
+        _tokens.append((pattern, name))
+        del _tokens[:-TOKENS]
+
+
+def _digest(*arrays: Array) -> Array:
+    """[2·k] 32-bit words, which differ between patterns."""
+
+    def mixed(x: Array) -> Array:  # the last steps of MurmurHash3
+        x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
+        x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
+        return x ^ (x >> 16)
+
+    def word(a: Array, seed: int) -> Array:
+        place = mixed(jnp.arange(a.size, dtype=jnp.uint32) + jnp.uint32(seed))
+        return jnp.sum(mixed(a.astype(jnp.uint32) ^ place), dtype=jnp.uint32)
+
+    return jnp.stack([word(a, seed) for a in arrays for seed in (1, 0x9E3779B9)])
+
+
+def _unfolded(*arrays: Array) -> Any:
+    """The arrays. XLA would compute with a constant pattern while it compiles: 15 s for a sort of 450,000 entries."""
+    return lax.optimization_barrier(arrays)
 
 
 def choice(backend: str, A: Any, symmetric: bool | None, maker: str) -> str:
@@ -149,14 +213,14 @@ def made(A: Any, library: str, maker: str, symmetric: bool | None) -> LibraryFac
         return made(A.T, library, maker, symmetric).T
     if is_traced(A):
         return _of_entries(A, library, library == "cholmod" or bool(symmetric))
-    host = hosted(A)
-    if not host.finite:
-        raise SolverError(Status.NON_FINITE, f"{maker} needs finite entries, and A has a NaN or an infinity")
-    host.check_memory(arguments.memory.of_host if library != "cudss" else lambda: arguments.memory.free(A))
-    is_symmetric = host.symmetric if symmetric is None else symmetric
-    if library == "cholmod" and not is_symmetric:
-        raise SolverError(Status.NOT_SYMMETRIC, f"{maker}: backend='cholmod' needs a symmetric A; take 'klu'")
     with concrete():  # inside jit, too, so that a failure is seen while another library may follow
+        if not bool(jnp.all(jnp.isfinite(A.data))):
+            raise SolverError(Status.NON_FINITE, f"{maker} needs finite entries, and A has a NaN or an infinity")
+        free = arguments.memory.of_host if library != "cudss" else lambda: arguments.memory.free(A)
+        _fitting.get(library, [A.row_ids, A.col_ids], lambda: hosted(A).check_memory(free) or library)
+        is_symmetric = hosted(A).symmetric if symmetric is None else symmetric
+        if library == "cholmod" and not is_symmetric:
+            raise SolverError(Status.NOT_SYMMETRIC, f"{maker}: backend='cholmod' needs a symmetric A; take 'klu'")
         F = _of_entries(A, library, is_symmetric)
         if library != "cudss":
             _try(F, maker)
