@@ -74,7 +74,9 @@ class Facts:
         hint, definite = self.hints
         if hint is not None or definite or not self.is_known:
             return bool(hint or definite)
-        return _is_self_adjoint(self.A) if self.kind == "sharded" else self.host.symmetric
+        if self.kind == "sharded":
+            return _is_self_adjoint(self.A)
+        return self.host.finite and self.host.symmetric
 
     @functools.cached_property
     def diagonal(self) -> Any:
@@ -108,29 +110,24 @@ def _is_self_adjoint(A: Any) -> bool:
     return bool(difference <= 100 * jnp.finfo(A.dtype).eps * jnp.linalg.norm(v) * jnp.linalg.norm(Au))
 
 
-def wrong_columns(A: Any, b: Any, x0: Any) -> Any:
-    """Whether each right-hand side, or its start, or A, has a NaN or an infinity: [k], or one flag; A may be None."""
-    if _is_finite((A, b, x0)):
-        return np.zeros((), bool)
-    flags = [~np.asarray(jnp.all(jnp.isfinite(v), axis=0)) for v in (b, x0) if v is not None]
-    return np.any(flags, axis=0) | (not _is_finite(A))
+class NotFinite(Exception):
+    """A, b or x0 has a NaN or an infinity.
+
+    Attributes:
+      columns: whether each right-hand side has, or its start, or A: [k], or one flag.
+    """
+
+    def __init__(self, columns: Any):
+        self.columns = columns
 
 
-def _is_finite(tree: Any) -> bool:
-    """Whether the known arrays of a pytree hold neither a NaN nor an infinity."""
-    arrays = [a for a in jax.tree.leaves(tree) if jnp.issubdtype(a.dtype, jnp.inexact)]
-    # Those over several processes share no program with those of one device.
-    spread, here = ([a for a in arrays if getattr(a, "is_fully_addressable", True) == is_here] for is_here in (0, 1))
-    if spread and not _are_finite(spread):
-        return False
-    if here and arguments.memory.device(here).platform == "cpu":
-        return all(np.isfinite(np.asarray(a)).all() for a in here)
-    return not here or bool(_are_finite(here))
-
-
-@jax.jit
-def _are_finite(arrays: list[Any]) -> Any:
-    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(a)) for a in arrays]))
+def check_finite(facts: Facts, b: Any, x0: Any) -> None:
+    """Raises NotFinite; of a function only b and x0 are known."""
+    arrays = [(a, None) for a in jax.tree.leaves(facts.A) if jnp.issubdtype(jnp.result_type(a), jnp.inexact)]
+    arrays += [(arguments.still(v), 0) for v in (b, x0) if v is not None]
+    wrong = functools.reduce(np.logical_or, [~np.asarray(jnp.all(jnp.isfinite(a), axis)) for a, axis in arrays])
+    if np.any(wrong):
+        raise NotFinite(wrong)
 
 
 # ------------------------------------------------------------------------------------------------- what is remembered

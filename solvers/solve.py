@@ -15,7 +15,7 @@ from solvers.core.operators import Wrapped, call_for, described, is_function, op
 from solvers.core.settings import Settings, settled, solver
 from solvers.core.solve import solve as by_method
 from solvers.direct import placed_like, reachable, refined_on_host
-from solvers.facts import Facts, Memory, Success, is_plain, recalled, wrong_columns
+from solvers.facts import Facts, Memory, NotFinite, Success, is_plain, recalled
 from solvers.solution import Solution, Status, Told
 from solvers.ways import GIVEN, METHODS, OF_A_FUNCTION, ON_MANY_DEVICES, SUITED, WAYS, WITH_GIVEN_M, Way, first_success
 
@@ -107,11 +107,10 @@ def solve(
     if not facts.tries or facts.kind == "function":
         return first_success(A, b, x0, given, facts, ways)
     memory = Memory(arguments.still(A), b, settings, given) if remember and ways in (WAYS, ON_MANY_DEVICES) else None
-    held = None if memory is not None and memory.has_values else facts.A  # which an earlier solve found finite
-    wrong = wrong_columns(held, *arguments.still((b, x0)))
-    if not np.any(wrong):
+    try:
         return first_success(A, b, x0, given, facts, ways, memory)
-    return _of_finite_columns(wrong, A, b, x0, given, facts, ways)
+    except NotFinite as found:
+        return _of_finite_columns(found.columns, A, b, x0, given, facts, ways)
 
 
 def _of_finite_columns(wrong: Any, A: Any, b: Any, x0: Any, settings: Any, facts: Facts, ways: Any) -> Solution:

@@ -26,13 +26,14 @@ from solvers.core.operators import is_function
 from solvers.core.solve import solve as by_method
 from solvers.core.stopping import ROUNDED
 from solvers.direct import direct, placed_like, prepared, solved
-from solvers.facts import Facts
+from solvers.facts import Facts, check_finite
 from solvers.fcg import METHOD as FCG
 from solvers.gmres import method as gmres
 from solvers.host import Host
 from solvers.idrs import method as idrs
 from solvers.lsmr import lsmr
 from solvers.minres import METHOD as MINRES
+from solvers.precond.jacobi import of_diagonal
 from solvers.solution import Solution, SolverError, Status, Told
 
 RESTART = 30  # of gmres
@@ -231,6 +232,8 @@ def first_success(
 ) -> Solution:
     """The solution of the first way that succeeds, else the best one; inside jit that of the first.
 
+    NotFinite: a way met a NaN or an infinity, and A, b or x0 has one; `solve` solves for the other columns.
+
     Args:
       memory: a `Memory` of earlier solves, which keeps what succeeds; None: nothing is remembered.
     """
@@ -268,6 +271,8 @@ def first_success(
                 refusal = error
         if sol is None:
             status = refusal.status if isinstance(refusal, SolverError) else None
+            if status is Status.NON_FINITE:
+                check_finite(facts, b, x0)
             tried.append(f"{trial}: refused, {status or str(refusal).partition(';')[0]}")
             if status is Status.SINGULAR and way.M == "factors":
                 is_singular, queue, stages = True, [], stages[-1:]
@@ -275,6 +280,8 @@ def first_success(
         if not facts.tries:
             return _telling(sol, way.name, *tried, str(trial))
         code = np.asarray(sol.code)  # on the host: `success` would take 30 µs
+        if facts.kind != "function" and np.any(code == Status.NON_FINITE):
+            check_finite(facts, b, x0)
         status, steps = Status(int(np.max(code))), int(np.max(np.asarray(sol.n_iterations)))
         is_left = status is Status.MAXITER and 0 < steps < (_most(trial, facts, rest) or 0)
         tried.append(f"{trial}: {f'left after {steps} steps' if is_left else status}")
@@ -324,6 +331,8 @@ def made(trial: Trial, facts: Facts) -> Any:
         return prepared(A, facts.tries)
     with concrete() if facts.is_known else contextlib.nullcontext(), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # of a multigrid cycle that diverges: the trial shows it
+        if name.strip("|") == "jacobi" and facts.kind != "sharded" and "diagonal" in vars(facts):
+            return of_diagonal(facts.diagonal if name == "jacobi" else abs(facts.diagonal), A.dtype)
         return MAKERS[name](A)
 
 

@@ -19,6 +19,7 @@ the prolongation of Aᵀ (Sala and Tuminaro 2008).
 The result consists of SciPy's matrices and NumPy's arrays; `multigrid` stores them in formats for the device.
 """
 
+import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -47,6 +48,7 @@ DAMPING = 1.5
 LANCZOS_STEPS, SAFETY = 8, 1.1
 ROUNDING = 1e-6  # a Ritz value may lie this far below zero, relative to the largest
 MAX_LEVELS = 20
+REGULAR = 0.1  # over NULL: a matrix whose inverse has smaller column sums has no eigenvalue that counts as zero
 
 
 class Hierarchy(NamedTuple):
@@ -281,6 +283,11 @@ def coarse_inverse(
     dense = scale[:, None] * A.toarray() * scale
     if hermitian:
         dense = (dense + dense.conj().T) / 2
+        with contextlib.suppress(np.linalg.LinAlgError):  # by Cholesky's factor: many threads delay eigh of few rows
+            W = scipy.linalg.solve_triangular(np.linalg.cholesky(dense), np.eye(len(dense)), lower=True)
+            inverse = W.conj().T @ W
+            if np.max(np.sum(np.abs(inverse), axis=0)) < REGULAR / NULL:
+                return scale[:, None] * inverse * scale, True
         values, V = np.linalg.eigh(dense)
         W = V.conj().T
     else:

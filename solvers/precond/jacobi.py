@@ -1,15 +1,19 @@
 """The Jacobi preconditioner: division by the diagonal (Saad, Iterative Methods, §10.2)."""
 
 import dataclasses
+import functools
 import sys
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from jaxsparse_fmt._arguments import as_floating
 from jaxsparse_fmt._pytrees import brief, exportable, pytree
+from jaxsparse_fmt.core.matrix import SparseMatrix
+from jaxsparse_fmt.formats import building
 from solvers.core import arguments
 from solvers.core.diagonal import Diagonal
 from solvers.precond import _checks as checks
@@ -48,7 +52,13 @@ def jacobi(A: Any) -> Jacobi:
       >>> js.cg(A, b, M=js.precond.jacobi(A)).iterations > 0
       True
     """
-    return Jacobi(_inverted(_diagonal(A)))
+    return Jacobi(_of_matrix(A) if isinstance(A, SparseMatrix) else _inverted(_diagonal(A)))
+
+
+def of_diagonal(d: np.ndarray, dtype: Any) -> Jacobi:
+    """`jacobi` of a matrix of this dtype with the diagonal d [n]; compiles nothing."""
+    with np.errstate(all="ignore"):
+        return Jacobi(building.on_device(_inverse(np, d.astype(dtype))))
 
 
 def _diagonal(A: Any) -> Array:
@@ -66,7 +76,10 @@ def _diagonal(A: Any) -> Array:
     return as_floating(A.diagonal(), "the diagonal")
 
 
-@jax.jit
-def _inverted(d: Array) -> Array:
+def _inverse(xp: Any, d: Any) -> Any:
     d = d.astype(jnp.promote_types(d.dtype, jnp.float32))  # 1 / d may lie beyond 16 bits
-    return 1 / jnp.where(d == 0, 1, d)
+    return 1 / xp.where(d == 0, 1, d)
+
+
+_inverted = jax.jit(functools.partial(_inverse, jnp))
+_of_matrix = jax.jit(lambda A: _inverse(jnp, _diagonal(A)))
