@@ -43,7 +43,8 @@ LIBRARIES = {"lineax": {"lineax", "equinox"}, "backends": {"sparsax", "spineax"}
 # Imported where they are used, so that `import jaxsparse_fmt` and `import solvers` do not pay for them.
 LAZY = ("rich", "matplotlib", "pyamg", "jax.experimental", "jax._src", "numba", "llvmlite")
 # Modules that are themselves imported so, inside functions of their neighbours.
-LATE = {f"jaxsparse_fmt.kernels.cpu.{name}" for name in ("handler", "numba_kernels")}
+LATE = {f"jaxsparse_fmt.kernels.{name}" for name in ("cpu.handler", "cpu.numba_kernels")}
+LATE |= {f"jaxsparse_fmt.kernels.backends.{name}" for name in ("mosaic", "triton")}
 
 
 def modules(package: str) -> list[pathlib.Path]:

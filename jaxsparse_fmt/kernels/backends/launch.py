@@ -33,8 +33,6 @@ import jax
 
 from jaxsparse_fmt.kernels.backends import pairs, tuning
 from jaxsparse_fmt.kernels.backends.jax_versions import find_triton_dialect, varying_like
-from jaxsparse_fmt.kernels.backends.mosaic import WARPGROUP, Mosaic
-from jaxsparse_fmt.kernels.backends.triton import Interpreted, Triton
 
 
 def launch(
@@ -72,9 +70,10 @@ def launch(
     body.__name__ = _name(kernel)
     arrays, shared = tuple(given.values()), tuple(scratch.values())
     if dialect == "mosaic":
-        return _launch_mosaic(body, block, blocks, arrays, out, shared)
-    from jax.experimental import pallas as pl
-    from jax.experimental.pallas import triton
+        from jaxsparse_fmt.kernels.backends import mosaic
+
+        return mosaic.launch(body, block, blocks, arrays, out, shared)
+    from jaxsparse_fmt.kernels.backends.triton import Interpreted, Triton, pl, triton
 
     interpret = dialect == "interpret"
     if not interpret:
@@ -118,30 +117,3 @@ def _launch_on_reals(kernel, dialect, block, blocks, inputs, outputs, scratch):
     on_pairs.__name__ = _name(kernel)
     out = [jax.ShapeDtypeStruct(o.shape, o.dtype) for o in outputs.values()]
     return pairs.on_reals(run, (*inputs.values(), *updated.values()), out, copies=dialect == "interpret")
-
-
-def _launch_mosaic(body, block: tuning.Block, blocks, inputs, out, scratch):
-    from jax.experimental import pallas as pl
-    from jax.experimental.pallas import mosaic_gpu as plgpu
-
-    warpgroups = block.rows // (WARPGROUP * block.lanes_per_thread)
-    grid: dict[str, Any] = {"grid": (blocks,), "grid_names": ("block",)}
-    grid |= {"num_threads": warpgroups, "thread_name": "warpgroup"} if warpgroups > 1 else {}
-    params = plgpu.CompilerParams()
-
-    def kernel(*refs):
-        body(Mosaic(block.rows, warpgroups), *refs)
-
-    kernel.__name__ = body.__name__
-    if not isinstance(out[0], jax.Array):
-        shared: Any = tuple(plgpu.SMEM(s.shape, s.dtype) for s in scratch)
-        return plgpu.kernel(kernel, out_type=out, scratch_types=shared, compiler_params=params, **grid)(*inputs)
-
-    def update(ref):
-        # `plgpu.kernel` takes no reference in JAX 0.10.
-        on_grid: Any = pl.kernel(
-            kernel, out_type=(), mesh=plgpu.Mesh(**grid), compiler_params=params, name=body.__name__
-        )
-        on_grid(*inputs, ref)
-
-    return (pl.run_state(update)(out[0]),)

@@ -11,8 +11,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.mosaic import gpu as mgpu
+from jax.experimental.mosaic.gpu import utils
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, gpu, llvm, scf, vector
+
+from jaxsparse_fmt.kernels.backends.tuning import Block
 
 WARP, WARPGROUP = 32, 128  # threads
+inline_mgpu: Any = plgpu.inline_mgpu  # whose type has the arguments that it adds
 STREAMED = "ld.global.nc.L1::evict_first"  # for data that is read once, which the cache evicts first
 
 
@@ -20,9 +29,7 @@ class Mosaic:
     """The `rows` lanes of a block of `warpgroups`; each warpgroup runs the kernel for its part of the lanes."""
 
     def __init__(self, rows: int, warpgroups: int):
-        from jax.experimental.pallas import mosaic_gpu as plgpu
-
-        self._plgpu, self.rows, self._warpgroups = plgpu, rows, warpgroups
+        self.rows, self._warpgroups = rows, warpgroups
         self._shape = (rows // warpgroups,)  # of a warpgroup's part of a vector of lanes
         self._layout = plgpu.Layout.WG_STRIDED(self._shape, vec_size=1)
 
@@ -30,11 +37,11 @@ class Mosaic:
         return lax.axis_index("block")  # the name that `launch.py` gives to the grid's axis
 
     def lanes(self) -> jax.Array:
-        lane = self._plgpu.broadcasted_iota(jnp.int32, self._shape, 0, layout=self._layout)
+        lane = plgpu.broadcasted_iota(jnp.int32, self._shape, 0, layout=self._layout)
         return lane if self._warpgroups == 1 else lane + lax.axis_index("warpgroup") * jnp.int32(self._shape[0])
 
     def full(self, value: Any, dtype: Any) -> jax.Array:
-        return self._plgpu.layout_cast(jnp.full(self._shape, value, dtype), self._layout)
+        return plgpu.layout_cast(jnp.full(self._shape, value, dtype), self._layout)
 
     def load(self, ref: Any, idx: jax.Array, live: Any = None, other: Any = 0, once: bool = False) -> jax.Array:
         if idx.ndim == 0:
@@ -43,38 +50,34 @@ class Mosaic:
             return self._gather(ref, idx, once=once)
         live = jnp.broadcast_to(live, idx.shape)
         if self._warpgroups == 1:
-            return self._gather(ref, idx, self._plgpu.layout_cast(live, self._layout), other=other, once=once)
+            return self._gather(ref, idx, plgpu.layout_cast(live, self._layout), other=other, once=once)
         # A large block has too few registers for predicates, so all dead lanes read the first element, one cache line.
         values = self._gather(ref, jnp.where(live, idx, jnp.zeros_like(idx)), once=once)
         return jnp.where(live, values, jnp.asarray(other, values.dtype))
 
     def store(self, ref: Any, idx: jax.Array, value: jax.Array, live: jax.Array) -> None:
         operands = idx, value.astype(ref.dtype), jnp.broadcast_to(live, idx.shape)  # each may be uniform over lanes
-        self._scatter(ref, *(self._plgpu.layout_cast(a, self._layout) for a in operands))
+        self._scatter(ref, *(plgpu.layout_cast(a, self._layout) for a in operands))
 
     def part(self, i: jax.Array, n: int) -> jax.Array:
         """0: scratch is shared memory, and each block has its own."""
         return jnp.zeros_like(i)
 
     def barrier(self) -> None:
-        @self._plgpu.inline_mgpu(arg_types=())
+        @inline_mgpu(arg_types=())
         def wait(_):
-            from jaxlib.mlir.dialects import gpu
-
             gpu.barrier()  # no load moves across it, unlike Mosaic's own barrier
 
         wait()
 
     def sum_threads(self, value: jax.Array, n: int, stride: int) -> jax.Array:
-        plgpu, dtype = self._plgpu, value.dtype
+        dtype = value.dtype
         out = plgpu.ShapeDtypeStruct(self._shape, dtype, layout=self._layout)
         distance = stride
         while distance < n * stride:
 
-            @plgpu.inline_mgpu(arg_types=(self._layout,), return_type=out)
+            @inline_mgpu(arg_types=(self._layout,), return_type=out)
             def partner(_, value, distance=distance):
-                from jax.experimental.mosaic import gpu as mgpu
-
                 registers = np.empty_like(value.registers)
                 for position, register in np.ndenumerate(value.registers):
                     registers[position] = _register(_from_lane(_element(register), distance))
@@ -106,15 +109,12 @@ class Mosaic:
 
     def _gather(self, ref: Any, idx: jax.Array, *live: jax.Array, other: Any = 0, once: bool = False) -> jax.Array:
         """ref[idx]; `other` if `live` is given and false."""
-        plgpu = self._plgpu
         narrow = jnp.issubdtype(ref.dtype, jnp.unsignedinteger) and jnp.dtype(ref.dtype).itemsize < 4
         dtype = jnp.dtype(jnp.int32) if narrow else ref.dtype  # widened at once: registers hold signed integers here
         out = plgpu.ShapeDtypeStruct(self._shape, dtype, layout=self._layout)
 
-        @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), *[self._layout] * (1 + len(live))), return_type=out)
+        @inline_mgpu(arg_types=(plgpu.RefType(), *[self._layout] * (1 + len(live))), return_type=out)
         def gather(_, ref, idx, *live):
-            from jax.experimental.mosaic import gpu as mgpu
-
             registers = np.empty_like(idx.registers)
             signed = True if jnp.issubdtype(dtype, jnp.integer) else None
             for position, register in np.ndenumerate(idx.registers):
@@ -126,13 +126,9 @@ class Mosaic:
 
     def _scatter(self, ref: Any, idx: jax.Array, value: jax.Array, live: jax.Array) -> None:
         """ref[idx] = value where live."""
-        plgpu = self._plgpu
 
-        @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), *[self._layout] * 3))
+        @inline_mgpu(arg_types=(plgpu.RefType(), *[self._layout] * 3))
         def scatter(_, ref, idx, value, live):
-            from jaxlib.mlir import ir
-            from jaxlib.mlir.dialects import llvm, scf
-
             for position, register in np.ndenumerate(idx.registers):
                 store = scf.IfOp(_element(live.registers[position]))
                 with ir.InsertionPoint(store.then_block):
@@ -143,29 +139,44 @@ class Mosaic:
         scatter(ref, idx, value, live)
 
 
+def launch(body, block: Block, blocks: int, inputs, out, scratch):
+    """As `launch.launch`, of body(d, *refs)."""
+    warpgroups = block.rows // (WARPGROUP * block.lanes_per_thread)
+    grid: dict[str, Any] = {"grid": (blocks,), "grid_names": ("block",)}
+    grid |= {"num_threads": warpgroups, "thread_name": "warpgroup"} if warpgroups > 1 else {}
+    params = plgpu.CompilerParams()
+
+    def kernel(*refs):
+        body(Mosaic(block.rows, warpgroups), *refs)
+
+    kernel.__name__ = body.__name__
+    if not isinstance(out[0], jax.Array):
+        shared: Any = tuple(plgpu.SMEM(s.shape, s.dtype) for s in scratch)
+        return plgpu.kernel(kernel, out_type=out, scratch_types=shared, compiler_params=params, **grid)(*inputs)
+
+    def update(ref):
+        # `plgpu.kernel` takes no reference in JAX 0.10.
+        on_grid: Any = pl.kernel(
+            kernel, out_type=(), mesh=plgpu.Mesh(**grid), compiler_params=params, name=body.__name__
+        )
+        on_grid(*inputs, ref)
+
+    return (pl.run_state(update)(out[0]),)
+
+
 def _element(register):
     """The element of a vector register of one."""
-    from jaxlib.mlir import ir
-    from jaxlib.mlir.dialects import vector
-
     position = ir.DenseI64ArrayAttr.get([0])
     return vector.extract(register, dynamic_position=[], static_position=position)
 
 
 def _register(element):
     """A vector register of one element."""
-    from jaxlib.mlir import ir
-    from jaxlib.mlir.dialects import vector
-
     return vector.broadcast(ir.VectorType.get((1,), element.type), element)
 
 
 def _address(ref, index):
     """The address of `ref[index]`, in 64-bit arithmetic, and the type of the element."""
-    from jax.experimental.mosaic.gpu import utils
-    from jaxlib.mlir import ir
-    from jaxlib.mlir.dialects import arith
-
     element, i64 = ir.MemRefType(ref.type).element_type, ir.IntegerType.get_signless(64)
     if index.type != i64:
         index = arith.extui(i64, index)
@@ -179,10 +190,6 @@ def _loaded(ref, index, dtype, live, other, once: bool):
     none. LLVM does not see that the assembly reads memory, and the L1 cache does not keep data that is read `once`
     coherent. So the kernel must not have written to that memory.
     """
-    from jax.experimental.mosaic.gpu import utils
-    from jaxlib.mlir import ir
-    from jaxlib.mlir.dialects import arith, llvm
-
     type_, shared = utils.dtype_to_ir_type(dtype), utils.is_smem_ref(ref)
     other = utils.c(other if isinstance(type_, ir.IntegerType) else float(other), type_)
     if shared and live is not None:
@@ -204,17 +211,11 @@ def _loaded(ref, index, dtype, live, other, once: bool):
 
 def _bits(value, type_):
     """`value` in another type with the same bits."""
-    from jaxlib.mlir.dialects import arith
-
     return value if value.type == type_ else arith.bitcast(type_, value)
 
 
 def _from_lane(value, distance: int):
     """The value of the lane whose index differs in the bit `distance`; 64 bits are exchanged as two halves."""
-    from jax.experimental.mosaic.gpu import utils
-    from jaxlib.mlir import ir
-    from jaxlib.mlir.dialects import arith
-
     i32, i64 = (ir.IntegerType.get_signless(n) for n in (32, 64))
     if value.type != ir.F64Type.get():
         return utils.shfl_bfly(value, distance)

@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
 
 from jaxsparse_fmt.kernels.backends.tuning import LAUNCH
 
@@ -18,13 +20,10 @@ class Triton:
     """`rows` lanes, `per_thread` in each thread; with `stream`, the cache evicts first what a kernel loads `once`."""
 
     def __init__(self, rows: int, per_thread: int, stream: bool):
-        from jax.experimental import pallas as pl
-        from jax.experimental.pallas import triton
-
-        self._pl, self._triton, self.rows, self._per_thread, self._stream = pl, triton, rows, per_thread, stream
+        self.rows, self._per_thread, self._stream = rows, per_thread, stream
 
     def program_id(self) -> jax.Array:
-        return self._pl.program_id(0)
+        return pl.program_id(0)
 
     def lanes(self) -> jax.Array:
         return jnp.arange(self.rows, dtype=jnp.int32)
@@ -35,19 +34,19 @@ class Triton:
     def load(self, ref: Any, idx: jax.Array, live: Any = None, other: Any = 0, once: bool = False) -> jax.Array:
         policy = "evict_first" if once and self._stream else None
         if live is None:
-            return self._triton.load(ref.at[idx], eviction_policy=policy)
+            return triton.load(ref.at[idx], eviction_policy=policy)
         live = jnp.broadcast_to(live, idx.shape)
         other = jnp.asarray(other, ref.dtype)
-        return self._triton.load(ref.at[idx], mask=live, other=other, eviction_policy=policy)
+        return triton.load(ref.at[idx], mask=live, other=other, eviction_policy=policy)
 
     def store(self, ref: Any, idx: jax.Array, value: jax.Array, live: jax.Array) -> None:
-        self._triton.store(ref.at[idx], value.astype(ref.dtype), mask=jnp.broadcast_to(live, idx.shape))
+        triton.store(ref.at[idx], value.astype(ref.dtype), mask=jnp.broadcast_to(live, idx.shape))
 
     def part(self, i: jax.Array, n: int) -> jax.Array:
         return i * n
 
     def barrier(self) -> None:
-        self._triton.debug_barrier()
+        triton.debug_barrier()
 
     def sum_threads(self, value: jax.Array, n: int, stride: int) -> jax.Array:
         groups = value.reshape(value.shape[0] // (n * stride), n, stride, *value.shape[1:])
