@@ -154,7 +154,17 @@ def test_plain_endings_have_their_status(case: Case, spoil, options, status):
     sol = case.solver(dense(S), b, **options)
     assert sol.status is status and np.all(np.isfinite(sol.x))
     assert np.any(b) or not np.any(sol.x)
+    np.testing.assert_allclose(sol.residual_norm, true_residual(S, sol.x, b), rtol=1e-3)  # of the x that is returned
     assert sol.iterations <= options.get("maxiter", 0) or status is Status.NON_FINITE
+
+
+@one_method
+def test_a_nan_in_x0_is_reported_and_not_returned(case: Case):
+    S, b = case.system()
+    for right in (b, b * np.nan):
+        sol = case.solver(dense(S), right, np.where(np.arange(N) == 3, np.nan, 1.0))
+        assert sol.status is Status.NON_FINITE and np.all(np.isfinite(sol.x))
+        np.testing.assert_allclose(sol.residual_norm, true_residual(S, sol.x, right), rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -222,17 +232,25 @@ def test_works_inside_jit_and_vmap_over_matrices(case: Case):
     np.testing.assert_allclose(x, np.linalg.solve(S.toarray(), b) / scales[:, None], rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize("case", few([c for c in CASES if "-" not in c.name] + REFINED[:1], 2), ids=str)
-def test_gradients_and_their_derivatives_are_those_of_the_dense_solution(case: Case):
-    """In A and b, first order, and forward over reverse; every entry moves alone, symmetric matrix or not."""
-    S, b = case.system()
+DIFFERENTIATED = [(case, np.float64) for case in CASES if "-" not in case.name] + [(REFINED[0], np.float64)]
+
+
+@pytest.mark.parametrize(("case", "dtype"), few([(CASES[0], np.complex128), *DIFFERENTIATED], 2), ids=str)
+def test_gradients_and_their_derivatives_are_those_of_the_dense_solution(case: Case, dtype):
+    """In A and b, whose entries all move alone. Forward over reverse, and for cg all ways to the second."""
+    S, b = case.system(dtype=dtype)
     A, b, w = dense(S), jnp.asarray(b), jnp.asarray(right_hand_side(4))
-    ours = lambda A, b: jnp.sum(w * case.solver(A, b, rtol=1e-13, maxiter=2000).x ** 2)  # noqa: E731
-    exact = lambda A, b: jnp.sum(w * jnp.linalg.solve(A, b) ** 2)  # noqa: E731
-    along = jnp.asarray(np.random.default_rng(6).standard_normal(A.shape)), jnp.asarray(right_hand_side(7))
+    ours = lambda A, b: jnp.sum(w * jnp.abs(case.solver(A, b, rtol=1e-13, maxiter=2000).x) ** 2)  # noqa: E731
+    exact = lambda A, b: jnp.sum(w * jnp.abs(jnp.linalg.solve(A, b)) ** 2)  # noqa: E731
+    along = tuple(jnp.asarray(np.random.default_rng(6).standard_normal(p.shape), dtype) for p in (A, b))
 
     def derivatives(f):
-        return jax.jit(lambda *point: jax.jvp(jax.grad(f, (0, 1)), point, along))(A, b)
+        gradient = jax.grad(f, (0, 1))
+        forward = lambda *point: jax.jvp(f, point, along)[1]  # noqa: E731
+        slope = lambda *point: sum(jnp.vdot(a, g).real for a, g in zip(along, gradient(*point), strict=True))  # noqa: E731
+        others = (jax.grad(slope, (0, 1)), jax.grad(forward, (0, 1)), lambda *point: jax.jvp(forward, point, along))
+        others = others if case.solver is solvers.cg else ()
+        return jax.jit(lambda *point: (jax.jvp(gradient, point, along), *(other(*point) for other in others)))(A, b)
 
     for got, want in zip(jax.tree.leaves(derivatives(ours)), jax.tree.leaves(derivatives(exact)), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-7 * float(jnp.max(jnp.abs(want))))

@@ -10,7 +10,6 @@ import scipy.sparse.linalg as spla
 
 import jaxsparse_fmt as jsf
 from solvers import SolverError, Status, bicgstab, cg, direct, fcg, gmres, idrs, lsmr, minres, precond, refine, solve
-from solvers.core.stopping import is_rounding
 from tests.solvers.methods import rotated
 
 EPS = {"float32": 2.0**-23, "float64": 2.0**-52}
@@ -93,9 +92,6 @@ def test_a_residual_that_is_not_small_beside_b_is_never_called_rounding(failing,
     assert not sol.success and sol.status is not Status.ROUNDED
     with pytest.raises(SolverError):
         sol.raise_for_status()
-    eps = EPS[dtype]
-    near, beside = (is_rounding(*jnp.array([Status.STAGNATION, r, 1 / eps, 1, eps], dtype)) for r in (eps, 0.5))
-    assert near and not beside  # however large x is
     assert direct(jsf.from_dense(S, dtype=dtype), np.ones(n, dtype)).status is not Status.ROUNDED
 
 

@@ -1,7 +1,5 @@
 """Keywords that all solvers share: what a wrong one is told, and switches that do not bear on them."""
 
-import types
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,9 +7,7 @@ import pytest
 
 import jaxsparse_fmt as jsf
 import solvers
-from jaxsparse_fmt.formats import memory
 from solvers import eigsh, lobpcg, lsmr
-from solvers.core import settings
 
 
 @pytest.mark.parametrize("name", ["cg", "fcg", "minres", "gmres", "bicgstab", "refine"])
@@ -42,13 +38,3 @@ def test_switches_for_the_users_own_code_do_not_bear_on_solvers(solve):
     want = both(A.data, b)
     with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
         jax.tree.map(np.testing.assert_array_equal, both(A.data, b), want)
-
-
-def test_steps_between_two_checks_are_those_of_the_device_on_which_the_system_lies(monkeypatch):
-    """A GPU is asked more often the more arrays M has, and before true residuals."""
-    A, b = jsf.from_scipy(jsf.gallery.poisson(8, dim=1), "csr"), jnp.ones(8)
-    monkeypatch.setattr(memory.jax, "local_devices", lambda **_: [types.SimpleNamespace(platform="gpu")])
-    steps = [settings.settled(settings.DEFAULTS, given, 8, 80)[0].steps_per_check for given in ((A, b), (None, b), 0)]
-    assert steps == [1, 1, settings.STEPS_PER_CHECK_SMALL]
-    for M, drop, steps in ((None, 0, 40), (b, 0, 40), ([b] * 24, 0, 1), (lambda r: r, 0, 40), (None, 0.03, 10)):
-        assert settings.settled(settings.DEFAULTS | {"M": M}, 0, 8, 80, drop)[0].steps_per_check == steps
