@@ -6,7 +6,7 @@ basis          vectors in pieces of equal size           common_format  one form
 local          the shard and the product of one device   padding        shards of equal shape
 halo           what devices need, and its exchange       processes      agreement while a matrix is built
 entries        the entries, on devices and on the host   delivery       what travels from shard to shard on the host
-even_blocks    a user's vectors in pieces, and back      algebra        sums, scalings and shifts
+algebra        sums, scalings and shifts
 """
 
 from jaxsparse_fmt.distributed.build import shard, shard_from_rows

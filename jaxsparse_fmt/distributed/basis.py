@@ -5,8 +5,8 @@
 
 A vector in the inner order is one array whose first axis is sharded over the mesh axis. A user's vector lies on the
 same devices in even blocks, blocks of equal size, if the number of devices divides n; JAX has no other blocks. A vector
-travels between even blocks and pieces in runs (`even_blocks.py`) or, if the inner order is not the user's, by a
-`Route`, which stores a number for each unknown; no device holds the whole vector.
+travels between even blocks and pieces in runs (`recut`) or, if the inner order is not the user's, by a `Route`, which
+stores a number for each unknown; no device holds the whole vector.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from jaxsparse_fmt._pytrees import pytree
 from jaxsparse_fmt._tracing import in_trace
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
-from jaxsparse_fmt.distributed import even_blocks, halo
+from jaxsparse_fmt.distributed import halo
 from jaxsparse_fmt.distributed.delivery import needed
 from jaxsparse_fmt.distributed.distribution import Distribution, placing_mesh
 from jaxsparse_fmt.distributed.halo import Exchange, exchange
@@ -210,9 +210,9 @@ def _enter(basis: ShardedBasis, x: Array) -> Array:
         x = jnp.pad(x, ((0, over.even.places - x.shape[0]), *((0, 0),) * (x.ndim - 1)))
         if basis.route is not None:
             return over.each(Route.piece, basis.route, x)
-        if _has_pieces_as_blocks(over):
+        if basis.n == basis.places:  # pieces are even blocks
             return constrained(x, over)
-        return over.each(lambda _, x: even_blocks.piece_of_blocks(x, over), (), x)
+        return over.each(lambda _, x: recut(x, over.even, over), (), x)
 
     return over.by_xla(in_pieces, (basis, x), mesh_axes.spec_like(x, over.axis))
 
@@ -224,10 +224,10 @@ def _leave(basis: ShardedBasis, y: Array, explicit: Any, padded: bool) -> Array:
     def in_blocks(basis: ShardedBasis, y: Array) -> Array:
         if basis.route is not None:
             x = over.each(functools.partial(Route.block, m=over.even.size), basis.route, y)
-        elif _has_pieces_as_blocks(over):
+        elif basis.n == basis.places:
             x = constrained(y, over)
         else:
-            x = over.each(lambda _, y: even_blocks.block_of_pieces(y, over), (), y)
+            x = over.each(lambda _, y: recut(y, over, over.even), (), y)
         x = x if padded else x[: basis.n]
         return constrained(x, over) if padded or basis.has_even_blocks else x
 
@@ -245,9 +245,38 @@ def _noise(over: Distribution, shape: tuple[int, ...], dtype: Any) -> Array:
     return over.by_xla(lambda: constrained(IDENTITY.noise(shape, dtype), over), (), PartitionSpec(over.axis))
 
 
-def _has_pieces_as_blocks(over: Distribution) -> bool:
-    """Whether every piece is an even block, without empty places."""
-    return over == over.even and len({over.size, *over.counts}) == 1
+def recut(a: Array, source: Distribution, target: Distribution) -> Array:
+    """A device's piece [size, ...] of `target` from its piece a of `source`, of the same vector; for use inside shard_map.
+
+        even blocks | 0 1 2   | 3 4 5   | 6 · ·   |   n = 7
+        pieces      | 0 1 · · | 2 3 4 5 | 6 · · · |
+
+    Two pieces share at most one run of consecutive unknowns, and there are fewer than 2·parts runs. All runs that go as
+    far on the ring of devices travel in one round. A device holds both pieces and the runs of one round.
+    """
+    parts, device = len(source.counts), lax.axis_index(source.axis)
+    cuts = np.union1d(source.starts, target.starts)  # where runs begin
+    first, length = cuts[:-1], np.diff(cuts)
+    sender, receiver = (np.searchsorted(over.starts, first, side="right") - 1 for over in (source, target))
+    longest = int(length.max(initial=0))
+    after = ((0, longest), *((0, 0),) * (a.ndim - 1))  # so no slice reaches beyond the end: XLA would shift it
+    a, out = jnp.pad(a, after), jnp.zeros((target.size + longest, *a.shape[1:]), a.dtype)
+    distance = receiver - sender
+    for d in np.unique(distance)[::-1]:  # of a receiver's runs the first comes first: zeros follow it to the next
+        now = distance == d
+        table = np.zeros((3, parts), np.int32)  # by device: where its run begins, the run's length, where one arrives
+        table[0, sender[now]] = (first - source.starts[sender])[now]
+        table[1, sender[now]] = length[now]
+        table[2] = target.size
+        table[2, receiver[now]] = (first - target.starts[receiver])[now]
+        begin, count, place = jnp.asarray(table)[:, device]
+        size = int(length[now].max())
+        live = (lax.iota(np.int32, size) < count).reshape(-1, *(1,) * (a.ndim - 1))
+        run = jnp.where(live, lax.dynamic_slice_in_dim(a, begin, size), 0)
+        if d != 0:
+            run = lax.ppermute(run, source.axis, list(zip(sender[now].tolist(), receiver[now].tolist(), strict=True)))
+        out = lax.dynamic_update_slice_in_dim(out, run, place, 0)
+    return out[: target.size]
 
 
 def lies_on(a: Array, mesh: Mesh) -> bool:
