@@ -1,20 +1,31 @@
-"""A matrix in one `.npz` file: its canonical entries, and how it is stored, with the options of each format.
+"""A matrix in one uncompressed `.npz` file: its canonical entries, and its formats with their options.
+
+    header    JSON in uint8: version, shape, dtype, backend, storage
+    indptr    int64 [n_rows + 1]      indices   int32 or int64 [nnz]      data   [nnz], in bfloat16 as uint16
 
 `load` builds the storage anew. So a file has no padding, no kernel reads an index that the conversion from SciPy has
-not checked, and a new format needs no line here.
+not checked, and a new format needs no line here. Nothing in a file is trusted; each array has a checksum (CRC-32).
 """
 
+import json
 import os
+import zipfile
 from pathlib import Path
 from typing import Any
 
-from jaxsparse_fmt._dtypes import requested_dtype
+import numpy as np
+import scipy
+
+from jaxsparse_fmt._dtypes import index_dtype, requested_dtype
+from jaxsparse_fmt._files import replacing
 from jaxsparse_fmt._tracing import is_traced
 from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.convert import checked
 from jaxsparse_fmt.core.matrix import FORMATS, SparseMatrix, build
 from jaxsparse_fmt.formats.paired import Paired
-from jaxsparse_fmt.io.csr_file import broken, read_csr, write_csr
+
+VERSION = 4
+DTYPES = {np.dtype(letter).name for letter in "?bhilqBHILQefdgFDG"} | {"bfloat16"}
 
 
 def save(path: str | os.PathLike[str], A: SparseMatrix) -> None:
@@ -44,7 +55,13 @@ def save(path: str | os.PathLike[str], A: SparseMatrix) -> None:
         raise ValueError("save needs the numbers of the matrix, which are traced here; call it outside jit")
     stored = (A.storage, A.storage_T) if isinstance(A, Paired) else (A,)
     storage = [{"format": B.name, "layout": B.layout} for B in stored]
-    write_csr(Path(path), A.to_scipy(), A.dtype, backend=A.backend, storage=storage)
+    header = {"version": VERSION, "shape": A.shape, "dtype": A.dtype.name, "backend": A.backend, "storage": storage}
+    csr = A.to_scipy()
+    data, indices = csr.data.astype(A.dtype), csr.indices.astype(index_dtype(csr.shape[1]))
+    data = data.view(np.uint16) if A.dtype.name == "bfloat16" else data
+    text = np.frombuffer(json.dumps(header).encode(), np.uint8)
+    with replacing(Path(path)) as file:
+        np.savez(file, header=text, indptr=csr.indptr.astype(np.int64), indices=indices, data=data)
 
 
 def load(path: str | os.PathLike[str], dtype: Any = None, *, max_bytes: float | None = None) -> SparseMatrix:
@@ -66,13 +83,21 @@ def load(path: str | os.PathLike[str], dtype: Any = None, *, max_bytes: float | 
       True
     """
     path = Path(path)
-    header, S = read_csr(path)
+    text, indptr, indices, data = _arrays(path, "header", "indptr", "indices", "data")
+    header = _header(path, text)
     storage = _storage(path, header)
+    given = np.dtype(header["dtype"])
+    dtypes = np.dtype(np.int64), index_dtype(header["shape"][1]), np.uint16 if given.name == "bfloat16" else given
+    if (indptr.dtype, indices.dtype, data.dtype) != dtypes:
+        raise broken(path, f"it has {data.dtype} at {indices.dtype} columns, and its header names {given}")
+    # SciPy has no 16-bit floats.
+    data = data.view(given).astype(np.float32) if given.name in ("bfloat16", "float16") else data
     try:
-        stored = requested_dtype(header["dtype"] if dtype is None else dtype)
+        S = scipy.sparse.csr_array((data, indices, indptr), shape=header["shape"])
+        stored = requested_dtype(given if dtype is None else dtype)
         csr, target = checked(S, stored, header["backend"], max_bytes)
-        if csr.nnz != S.data.size:
-            raise broken(path, "it lists an entry twice")
+        if csr.nnz != data.size:
+            raise broken(path, "it lists an entry twice, or one outside of the rows")
         return _store(csr, storage, target)
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{path} holds no matrix that can be built here: {error}") from error
@@ -83,6 +108,50 @@ def _store(csr: Csr, storage: list[dict[str, Any]], target: Target) -> SparseMat
     if len(storage) == 1:
         return A
     return Paired.from_csr(csr, A=A, store=lambda S: _store(S, storage[1:], target))
+
+
+def broken(path: Path, what: str) -> ValueError:
+    return ValueError(f"{path}: {what}; save the matrix anew")
+
+
+def _arrays(path: Path, *names: str) -> list[np.ndarray]:
+    """Members of the file, each [n]; their size is bounded by the file's, since none may be compressed."""
+    try:
+        with zipfile.ZipFile(path) as file:
+            members = file.infolist()
+        with np.load(path, allow_pickle=False) as found:
+            if "format" in found:
+                raise ValueError("it is SciPy's: take from_scipy(scipy.sparse.load_npz(path))")
+            if any(one.compress_type != zipfile.ZIP_STORED or one.file_size > path.stat().st_size for one in members):
+                raise ValueError("a member is compressed, or larger than the file")
+            arrays = [found[name] for name in names]
+        if not all(isinstance(a, np.ndarray) and a.ndim == 1 and a.dtype.kind in "biufc" for a in arrays):
+            raise ValueError("a member is no array of numbers [n]")
+        return arrays
+    except (FileNotFoundError, IsADirectoryError, PermissionError):
+        raise
+    # Of whatever kind: NumPy parses headers as Python, and damaged bytes may look like another kind of zip.
+    except Exception as error:
+        others = "read a .mat by from_scipy(scipy.io.loadmat(path)[name]), a .mtx by read_mtx"
+        raise ValueError(
+            f"{path}: it is no whole file of `save` ({error}); save the matrix anew, or {others}"
+        ) from None
+
+
+def _header(path: Path, text: np.ndarray) -> dict[str, Any]:
+    try:
+        header = json.loads(text.tobytes())
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
+        raise broken(path, "its header is not JSON") from None
+    version = header.get("version") if isinstance(header, dict) else None
+    if type(version) is not int or version != VERSION:
+        raise broken(path, f"its version is {version!r}, and this library reads {VERSION}")
+    shape, dtype = header.get("shape"), header.get("dtype")
+    if not (isinstance(shape, list) and len(shape) == 2 and all(type(n) is int and 0 <= n < 2**63 for n in shape)):
+        raise broken(path, f"shape {shape!r} is not that of a matrix")
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise broken(path, f"dtype {dtype!r} is unknown")
+    return header
 
 
 def _storage(path: Path, header: dict[str, Any]) -> list[dict[str, Any]]:

@@ -246,7 +246,7 @@ def _noise(over: Distribution, shape: tuple[int, ...], dtype: Any) -> Array:
 
 
 def recut(a: Array, source: Distribution, target: Distribution) -> Array:
-    """A device's piece [size, ...] of `target` from its piece a of `source`, of the same vector; for use inside shard_map.
+    """A device's piece [size, ...] of `target` from its piece a of `source`, of the same vector; inside shard_map.
 
         even blocks | 0 1 2   | 3 4 5   | 6 · ·   |   n = 7
         pieces      | 0 1 · · | 2 3 4 5 | 6 · · · |
