@@ -235,7 +235,7 @@ def test_works_inside_jit_and_vmap_over_matrices(case: Case):
 DIFFERENTIATED = [(case, np.float64) for case in CASES if "-" not in case.name] + [(REFINED[0], np.float64)]
 
 
-@pytest.mark.parametrize(("case", "dtype"), few([(CASES[0], np.complex128), *DIFFERENTIATED], 2), ids=str)
+@pytest.mark.parametrize(("case", "dtype"), [(CASES[0], np.complex128), *few(DIFFERENTIATED, 1)], ids=str)
 def test_gradients_and_their_derivatives_are_those_of_the_dense_solution(case: Case, dtype):
     """In A and b, whose entries all move alone. Forward over reverse, and for cg all ways to the second."""
     S, b = case.system(dtype=dtype)
