@@ -269,9 +269,6 @@ def canonical(S: Any) -> Csr:
     """S as CSR with sorted rows, no duplicates and checked indices; it shares the arrays of a canonical S.
 
     If there may be duplicates, integers and booleans become float64, in which duplicates are summed.
-
-    Raises:
-      ValueError: an index out of range or a broken row pointer.
     """
     if S.format in ("csr", "csc", "bsr"):
         _check_compressed(S)

@@ -86,12 +86,7 @@ def assembly(
 
 
 def coordinates(row: Any, col: Any, shape: Any) -> tuple[Any, Any, tuple[int, int]]:
-    """Checked indices in int32, and the shape.
-
-    The indices are on the accelerator that holds them or that JAX puts new arrays on, else on the host.
-
-    Raises: as `assembly`.
-    """
+    """Checked indices in int32, on the accelerator that holds or takes them, else on the host; and the shape."""
     if is_traced(row, col):
         raise ValueError(
             "assembly needs the indices themselves, which are traced here; call it outside jit, and call the "

@@ -80,8 +80,7 @@ def product(S: Csr, R: Csr) -> Csr:
 def combined(f: Callable[[Any, Any], Any], places: Callable[[Any, Any], Any], S: Csr, R: Csr) -> Csr:
     """f(S, R), a sum, a difference or a product by entries, in canonical order.
 
-    Args:
-      places: an operation with f's pattern whose result on matrices of ones has no zeros, such as add for subtract.
+    `places` has f's pattern and no zeros on matrices of ones, such as add for subtract.
     """
 
     def piece(begin: int, end: int) -> Csr:
@@ -129,10 +128,9 @@ def _is_whole(C: Csr) -> bool:
 
 
 def _product_with_zeros(S: Csr, R: Csr, C: Csr | None) -> Csr:
-    """S @ R with the sums that cancel, which SciPy keeps in complex numbers whose imaginary parts do not cancel.
+    """S @ R, which is C if known, with the sums that cancel.
 
-    Args:
-      C: S @ R as SciPy computes it, if known.
+    SciPy keeps those of complex numbers whose imaginary parts do not cancel.
     """
     if np.result_type(S.data, R.data).kind == "f":
         imaginary = np.random.default_rng(0).uniform(1, 2, S.nnz).astype(S.dtype)

@@ -129,11 +129,7 @@ def _key_dtype(shape: tuple[int, int]) -> Any:
 def sorted_keys(
     row: Array, col: Array, shape: tuple[int, int], values: Array | None = None
 ) -> tuple[Array, Array, Array]:
-    """Keys in rising order, the `values` in that order, and the number of distinct keys.
-
-    Args:
-      values: [k], those of the keys; None: 0 to k - 1.
-    """
+    """Keys in rising order, their `values` [k] (None: 0 to k - 1), and the number of distinct keys."""
     dtype = _key_dtype(shape)
     key = (row.astype(dtype) << dtype(_bits(shape)[1])) | col.astype(dtype)
     if values is None or values.dtype.itemsize > 8:  # more than CUB moves

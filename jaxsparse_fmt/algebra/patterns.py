@@ -27,11 +27,7 @@ _kept, _digests, _expected = Kept(16), Kept(1024), Kept(1024)
 
 
 def check(operation: str, *operands: Any) -> None:
-    """Refuses anything but matrices of this library on one device.
-
-    Raises:
-      TypeError: names the type and the function that converts it.
-    """
+    """Refuses anything but matrices of this library on one device, by a TypeError that names the cure."""
     for A in operands:
         if not (isinstance(A, OnOneDevice) and isinstance(A._stored, SparseMatrix)):
             raise TypeError(
@@ -52,11 +48,7 @@ def index_arrays(*operands: Any) -> list[Any]:
 
 
 def patterns_of(*operands: Any) -> list[Csr]:
-    """The operands' patterns in canonical order, all on the host or all on their device; do not read their data.
-
-    Raises:
-      ValueError: the pattern is traced.
-    """
+    """The operands' patterns in canonical order, all on the host or all on their device; do not read their data."""
     for A in operands:
         if is_traced(index_arrays(A)):
             raise ValueError(
@@ -123,11 +115,9 @@ def with_data(S: Csr, data: Any) -> Csr:
 
 
 def grouped(row: Any, col: Any, shape: tuple[int, int]) -> tuple[Csr, Any, Any]:
-    """Coordinates [k], which may repeat, as a pattern, and the coordinates of each entry.
+    """The pattern of coordinates [k], which may repeat; and first [nnz + 1] and order [k].
 
-    Returns:
-      the pattern; first [nnz + 1] and order [k]: entry n has the coordinates order[first[n]:first[n + 1]], in the order
-      given.
+    Entry n has the coordinates order[first[n]:first[n + 1]], in the order given.
     """
     if building.namespace(row) is not np:
         return on_device.grouped(row, col, shape)
@@ -160,11 +150,9 @@ def _sorted(key: np.ndarray, n: int) -> np.ndarray:
 
 
 def listed(a: Csr, b: Csr) -> tuple[Csr, Any, Any, Any]:
-    """The pattern of a·b, with the entries that cancel, and the products that each entry sums, by rising column of a.
+    """The pattern of a·b, with the entries that cancel; first [nnz + 1]; and left, right [products] int32.
 
-    Returns:
-      the pattern; first [nnz + 1], left, right [products] int32: entry n sums the products a[left[k]]·b[right[k]] for
-      k from first[n] to first[n + 1].
+    Entry n sums a[left[k]]·b[right[k]] for k from first[n] to first[n + 1], by rising column of a.
     """
     if building.namespace(a.indptr) is not np:
         return on_device.listed(a, b)
@@ -181,10 +169,9 @@ def listed(a: Csr, b: Csr) -> tuple[Csr, Any, Any, Any]:
 
 
 def united(a: Csr, b: Csr, shared: bool = False) -> tuple[Csr, Any, Any]:
-    """The pattern of a + b, or with `shared` of the entries that both have; and the entries of a and of b there.
+    """The pattern of a + b, or with `shared` of the entries that both have; and left, right [nnz].
 
-    Returns:
-      the pattern; left, right [nnz]: the entry of a and of b; a.nnz or b.nnz if it has none.
+    Those are the entries of a and of b; a.nnz or b.nnz if it has none.
     """
     if building.namespace(a.indptr) is not np:
         return on_device.united(a, b, shared)
@@ -290,11 +277,7 @@ def remember(plan: Any, *operands: Any) -> Any:
 
 
 def check_same(result: SparseMatrix, operands: Any) -> None:
-    """Compares the patterns of operands that are not traced with those of the plan whose result this is.
-
-    Raises:
-      ValueError: another pattern.
-    """
+    """Refuses operands, if they are not traced, whose patterns are not those of the plan with this result."""
     expected = _expected.find("plan", index_arrays(result)[:1]) or ()
     for number, (A, wanted) in enumerate(zip(operands, expected, strict=False)):
         if not is_traced(index_arrays(A)) and digest(A) != wanted:

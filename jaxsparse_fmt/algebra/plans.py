@@ -44,12 +44,7 @@ class Plan:
     operands: tuple[tuple[tuple[int, int], int], ...] = dataclasses.field(metadata={"static": True})
 
     def _data(self, *matrices: Any) -> list[Array]:
-        """The values of the operands [nnz] each.
-
-        Raises:
-          ValueError: an operand has another shape or number of entries than the plan's, or another pattern, where the
-            patterns are not traced.
-        """
+        """The values of the operands [nnz] each. ValueError: not those that the plan is for."""
         given = _operands(*matrices)
         if given != self.operands:
             raise ValueError(
@@ -203,9 +198,7 @@ def _paired(operation: str, A: Any, B: Any, format: str | None, overlap: bool) -
 def paired(make: Any, key: str, format: str | None, A: Any, B: Any) -> Sum:
     """The plan of a result each of whose entries combines at most one entry of A and one of B.
 
-    Args:
-      make: a function of the operands' patterns; returns that of the result, and as `Sum` the entries of each operand.
-      key: distinguishes `make` from other functions.
+    `make`, which `key` names, gives from the operands' patterns that of the result, and the entries of each operand.
     """
 
     def plan() -> Sum:
@@ -225,13 +218,7 @@ def _check_pair(operation: str, A: Any, B: Any) -> None:
 
 @standard_promotion
 def combined(operation: str, A: Any, B: Any, combine: Any, format: str | None = None) -> SparseMatrix:
-    """The matrix of `combine` of the entries of A and B: operator.add, operator.sub, or operator.mul, whose result has
-    only the entries that both have.
-
-    Args:
-      operation: its name in errors.
-      format: of the result, as in `add`.
-    """
+    """The matrix of `combine` of the entries: operator.add, sub, or mul, which keeps those that both have."""
     _check_pair(operation, A, B)
     overlap = combine is operator.mul
     at_hand = by_scipy.at_hand(A, B, fetched=patterns.are_new(A, B))
@@ -317,11 +304,8 @@ def triple(P: Any, A: Any, *, format: str | None = None) -> Triple:
 def selected(operation: str, key: Any, choose: Any, *matrices: Any, format: str | None = None) -> SparseMatrix:
     """The result that `choose`, a function of patterns, makes by moving entries of the operands.
 
-    Args:
-      operation: its name in errors.
-      key: a hashable value that distinguishes `choose` from other functions; None: its plan is not kept.
-      choose: called with the pattern of each operand; returns a pattern and, for each of its entries, the number of
-        one of theirs, counted through all operands.
+    `choose`, which `key` names (None: its plan is not kept), gives a pattern and, for each of its entries, the number
+    of one of theirs, counted through all operands.
     """
     patterns.check(operation, *matrices)
     at_hand = by_scipy.at_hand(*matrices)

@@ -124,8 +124,7 @@ def _sweep(*operands: Array, counts: int, what: Pass, backend: str):
 def platform_primitive(name: str, compute: Callable[..., Any], mapped: Callable[..., Any] | None = None) -> Primitive:
     """A primitive without derivatives, lowered as compute(*operands, backend=the resolved one, **parameters).
 
-    Shapes, and what vmap maps over, are those of `mapped`, a function of the same arguments; None: of `compute` on the
-    backend "xla".
+    Shapes, and what vmap maps over, are those of `mapped`; None: of `compute` on the backend "xla".
     """
     primitive = Primitive(name)
     primitive.multiple_results = True

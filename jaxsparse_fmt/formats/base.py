@@ -39,12 +39,7 @@ class ByRule(SparseMatrix):
 
     @classmethod
     def _store(cls, csr: Csr, target: Target, rows: building.Rows, places: int | np.ndarray, **fields: Any) -> Self:
-        """The matrix with a column index at every place.
-
-        Args:
-          places: the number of all places, or of those of each slice or jagged column, which then get pointers.
-          fields: those that follow neither from `rows` nor from `places`.
-        """
+        """The matrix with a column index at every place; `places` in all, or of each slice or jagged column."""
         building.check_memory(cls.name, int(np.sum(places)), csr, target)
         layout = {option: fields[option] for option in cls.layout_options}
         arrays = cls._filled(csr, target, rows, cls._rule_of_rows(csr.shape[0], **layout), places)
@@ -56,7 +51,7 @@ class ByRule(SparseMatrix):
     def _filled(
         csr: Csr, target: Target, rows: building.Rows, address: Address, places: int | np.ndarray
     ) -> dict[str, Any]:
-        """`values`, `col_idx` and pointers, if there are any; arguments as in `_store`."""
+        """`values`, `col_idx` and, if `places` has an entry for each slice or column, pointers."""
         arrays, n_stored = {}, places
         if isinstance(places, np.ndarray):
             ptr = building.pointers(places)

@@ -40,15 +40,10 @@ class TooLarge(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """The rows of a CSR matrix in storage order.
+    """The rows of a CSR matrix in storage order."""
 
-    Attributes:
-      lengths: [n_rows] int32.
-      perm: [n_rows] int32, storage row k is row perm[k]; None: the matrix's own order.
-    """
-
-    lengths: Any
-    perm: Any = None
+    lengths: Any  # [n_rows] int32
+    perm: Any = None  # [n_rows] int32, storage row k is row perm[k]; None: the matrix's own order
 
     @property
     def longest(self) -> int:
@@ -64,11 +59,7 @@ def namespace(a: Any) -> Any:
 
 
 def on_either(*static: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A decorator for f(xp, ...): with NumPy f runs as it is, with jax.numpy as one compiled program.
-
-    Args:
-      static: the positions of further arguments that are static.
-    """
+    """A decorator for f(xp, ...): NumPy runs f as it is, jax.numpy compiles it, for `static` arguments too."""
 
     def decorate(f: Callable[..., Any]) -> Callable[..., Any]:
         compiled = jax.jit(f, static_argnums=(0, *static))
@@ -190,11 +181,7 @@ def _filled(xp: Any, csr: Csr, rows: Rows, arrays: Arrays, address: Address, n_s
 
 
 def by_rows(xp: Any, f: Callable[..., tuple[Any, ...]], *arrays: Any, places: int = 0) -> tuple[Any, ...]:
-    """f(*arrays), for an f that computes row by row; on the host piece by piece, on all cores.
-
-    Args:
-      places: of a row of the results; 0: those of the first array.
-    """
+    """f(*arrays), for an f that computes row by row; on the host piece by piece, on all cores (`in_pieces`)."""
     return in_pieces(f, *arrays, places=places) if xp is np else f(*arrays)
 
 
@@ -223,8 +210,7 @@ def csr_arrays(csr: Csr, dtype: Any) -> tuple[jax.Array, ...]:
 def where_it_converts(csr: Csr, target: Target) -> Csr:
     """The matrix in the place where its format is chosen and made: the host, or a device with room for many entries.
 
-    A matrix that comes from the host never goes to the device for that: XLA would compile programs for its sizes, for
-    ten times as long as the host takes.
+    One from the host stays there: XLA would compile for its sizes, for ten times as long as the host takes.
     """
     if namespace(csr.data) is np:
         return csr
@@ -254,10 +240,7 @@ _rows = on_either(2)(expand_ptr)
 
 
 def on_device(a: Any) -> Any:
-    """NumPy arrays, which the caller must not change afterwards, as JAX arrays; other objects unchanged.
-
-    Args:
-      a: an array, or a list of arrays, which one call places.
+    """An array or list of arrays of NumPy, which nobody may change afterwards, as JAX's; others unchanged.
 
     `jax.device_put` compiles nothing. `jnp.asarray` compiles a program for every new shape (JAX 0.10.2), but under
     `jax.set_mesh` it places the array on all devices of the mesh, as products there need it.
@@ -287,12 +270,7 @@ def check_memory(
 ) -> None:
     """Raises TooLarge, before it is allocated, if a storage takes far more memory than the matrix, or than is free.
 
-    Args:
-      index: bytes of index for a stored place.
-      cause: the reason for the storage's size, in words; None: the longest row.
-
-    Raises:
-      TooLarge: names the bytes, CSR's bytes, and a format that fits.
+    A stored place has `index` bytes of index. The message names `cause`, or the longest row, and a format that fits.
     """
     itemsize, max_bytes = target.dtype.itemsize, target.max_bytes
     needed = int(n_stored * (itemsize + index))
@@ -320,11 +298,7 @@ def check_memory(
 
 
 def check_pointers(n: int, what: str, nnz: int, target: Target) -> None:
-    """Raises TooLarge, before pointers are allocated, if most rows or columns of a matrix have no entries.
-
-    Args:
-      n, what: the number of rows or columns, and which of the two.
-    """
+    """Raises TooLarge, before pointers are allocated, if most of the `n` rows or columns have no entries."""
     pointers, entries, max_bytes = 4 * (n + 1), nnz * (target.dtype.itemsize + 4), target.max_bytes
     takes = f"pointers to {n} {what} would take {readable_bytes(pointers)}"
     if pointers > limit(entries, None) and (max_bytes is None or pointers > max_bytes):

@@ -89,13 +89,10 @@ pytree(Segments, ["lengths", "source", "real", "cut", "piece_ptr"])
 
 
 def segments_of(csr: Csr, tile_shape: tuple[int, int], laid: bool = True) -> Segments:
-    """The rows of `csr`, those too long for a tile cut into pieces of at most 1 / `CUT` of a tile, or of more if that
-    wastes few places.
+    """The rows of `csr`, those too long for a tile cut into pieces: 1 / `CUT` of a tile, or more if few are wasted.
 
-    Pieces take one more kernel, whose time grows with the most pieces of one row.
-
-    Args:
-      laid: whether to make the arrays even if no row is cut.
+    Pieces take one more kernel, whose time grows with the most pieces of one row. Without `laid` and without a cut row
+    no arrays are made.
     """
     xp, size = building.namespace(csr.indptr), math.prod(tile_shape)
     if csr.shape[0] == 0:
@@ -192,11 +189,8 @@ def rounded(n: int) -> int:
 
 @building.on_either(3, 4, 5)
 def _dealt(xp: Any, csr: Csr, segments: Segments, n_tiles: int, shape: tuple[int, int], dtype: np.dtype) -> Any:
-    """The entry of every place.
-
-    Returns:
-      The value and the column of every place, and whether the place is the last of its segment; `lane_row` and `hops`;
-      and the most rows and hops of a tile.
+    """Value and column of every place, and whether it is the last of its segment; `lane_row`, `hops`; the most rows
+    and hops of a tile.
     """
     (lanes, depth), n_cols, total = shape, csr.shape[1], segments.total
     lengths, source, real, window = segments.lengths, segments.source, segments.real, segments.window(lanes * depth)

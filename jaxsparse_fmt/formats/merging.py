@@ -28,17 +28,11 @@ HOLE, OUTSIDE = -1, -2  # in place of an entry: a place inside the matrix withou
 
 
 def distinct(csr: Csr, perm: Any, group: int, column: Diagonal | Blocked) -> jax.Array | None:
-    """The diagonals, or the columns of blocks, that each group of rows touches.
+    """The diagonals, or columns of blocks, that each `group` rows touch: [W, n_groups] int32, rising, then `NONE`.
 
-    Args:
-      csr: on a device; one on the host gives None.
-      perm: the row of the matrix at each place of the groups, which need not be all rows; None: as in the matrix.
-      group: rows of a group.
-      column: the rule that gives an entry its index.
-
-    Returns:
-      [W, n_groups] int32, rising, `NONE` after the last of a group. None if the host must find them, since a group
-      touches too many, or so many more than the mean that the result would be far larger than the matrix.
+    `perm` has the row of the matrix at each place of the groups, which need not be all rows. None if the host must find
+    them: it has the matrix, or a group touches too many, or so many more than the mean that the result would be far
+    larger than the matrix.
     """
     if namespace(csr.data) is np:
         return None
@@ -110,10 +104,7 @@ def prefix_length(xp: Any, holds: Callable[[Any], Any], count: Any, most: int) -
 def place(csr: Csr, rule: Rule, arrays: Arrays, dtype: Any) -> tuple[jax.Array, jax.Array]:
     """`values` [n_stored] of a storage, and a bool mask of the places that hold an entry or lie outside the matrix.
 
-    Args:
-      csr: on a device.
-      rule: of the storage; it orders the places of a row by column.
-      arrays: that the rule reads.
+    `csr` is on a device, and the rule orders the places of a row by column.
     """
     if csr.nnz == 0 or rule.n_stored == 0:
         return jnp.zeros(rule.n_stored, dtype), jnp.ones(rule.n_stored, bool)

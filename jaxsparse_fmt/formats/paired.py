@@ -170,11 +170,8 @@ def _transposed_by_scipy(csr: Csr) -> tuple[Csr, np.ndarray]:
 
 @building.on_either()
 def _source(xp: Any, entries: Any, entries_T: Any, number: Any) -> Any:
-    """The place in A's storage of each place of Aᵀ's.
-
-    Args:
-      entries, entries_T: the index in `data` of each place of the two storages; the number of entries in padding.
-      number: the index in A's `data` of each entry of Aᵀ.
+    """The place in A's storage of each place of Aᵀ's, by the index in `data` of each place of the two storages and the
+    index in A's `data` of each entry of Aᵀ, `number`.
     """
     n_stored = entries.shape[0]
     places = xp.arange(n_stored, dtype=index_dtype(n_stored))

@@ -165,11 +165,7 @@ def are_within(some: Sample, block: int, windows: int, span: int) -> bool:
 
 
 def misses(some: Sample, block: int, a_sector: int) -> float:
-    """Distinct sectors of x that blocks of `block` rows read, divided by their entries: misses of the L1 cache.
-
-    Args:
-      a_sector: entries of x in a sector.
-    """
+    """Distinct sectors, of `a_sector` entries of x, that blocks of `block` rows read, divided by their entries."""
     sectors = some.distinct(some.number // block, some.col // a_sector, some.shape[1] // a_sector + 1)[0]
     return sectors.size / max(some.number.size, 1)
 
@@ -234,11 +230,7 @@ def by_rows(f: Callable[[slice, np.ndarray], None], csr: Csr) -> None:
 
 
 def occupied(csr: Csr, longest: int = 0) -> np.ndarray:
-    """The diagonals that hold an entry, rising, as col − row + n_rows − 1.
-
-    Args:
-      longest: the entries of the longest row, or more; for a matrix on a device.
-    """
+    """The diagonals that hold an entry, rising, as col − row + n_rows − 1; on a device needs the `longest` row."""
     if building.namespace(csr.data) is jnp:  # the choice of a format asks, and then the conversion
         return _kept.get("occupied", [csr.indices, csr.indptr], lambda: _occupied_on_device(csr, longest))
     if not fits_table(csr):
@@ -290,11 +282,7 @@ def fits_table(csr: Csr) -> bool:
 
 
 def is_mirrored(csr: Csr, some: Sample, longest: int) -> bool:
-    """Whether each entry of the sample has an equal entry at its mirror image, (column, row).
-
-    Args:
-      longest: the most entries of a row, or more.
-    """
+    """Whether each entry of the sample equals that at (column, row); no row has more than `longest` entries."""
     if csr.shape[0] != csr.shape[1] or some.col.size == 0:
         return csr.shape[0] == csr.shape[1]
     entry = some.first[some.number] + some.j

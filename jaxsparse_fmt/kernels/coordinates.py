@@ -26,11 +26,7 @@ def product_reference(values, x, row, col, *, n_rows: int, n_cols: int) -> Array
 
 
 def transposed_reference(values, y, row, col, *, n_cols: int, together: int = 1) -> Array:  # [b, n_cols, p]
-    """Aᵀ·y by a scatter-add. On a GPU it adds by atomics, in no fixed order.
-
-    Args:
-      together: the number of neighbouring places that have one column, padding aside.
-    """
+    """As `product_reference`, Aᵀ·y; `together` neighbouring places have one column, padding aside."""
     return _scattered(values, y, row, col, n_cols, together)
 
 

@@ -42,11 +42,7 @@ class Pack:
         return cls(1 if dialect == "mosaic" else math.gcd(p, most, tuning.LAUNCH.columns_a_lane))
 
     def columns(self, first: jax.Array, count: int, p: int, lanes: int = 1) -> list[tuple[Any, Any]]:
-        """The packs of each of `lanes` lanes that share `count` of p right-hand sides.
-
-        Returns:
-          (index of the first right-hand side, whether it exists) of each.
-        """
+        """(first right-hand side, whether it exists) of each pack of `lanes` lanes that share `count` of p of them."""
         exact = p % count == 0
         return [(first + q, exact or first + q < p) for q in range(0, count, lanes * self.length)]
 
@@ -218,10 +214,7 @@ def _columns_of_block(rule: Rule, p: int, pack: Pack) -> tuple[int, int]:
 def kind_of_loads(rule: Rule, permuted: bool, narrow: bool, alone: bool) -> str:
     """The kind of a lane's loads, without its values: a key of `tuning.LAUNCH.loads`.
 
-    Args:
-      permuted: sums go to their rows through a permutation.
-      narrow: sums have 4 bytes or fewer.
-      alone: a lane has one sum.
+    Sums may go to their rows through a permutation, be narrow (4 bytes or fewer), or be alone in their lane.
     """
     full = "permuted" if permuted and narrow else "full"
     if not isinstance(rule.address, Slices):

@@ -120,12 +120,9 @@ def on_reals(
     out: Sequence[jax.ShapeDtypeStruct],
     copies: bool,
 ) -> tuple[Array, ...]:
-    """run(*arrays), one kernel, on the memory of the given flat arrays as real ones.
+    """run(*arrays), one kernel that gets and returns real arrays, on the memory of these flat ones.
 
-    Args:
-      run: gets and returns real arrays.
-      out: the results, flat too.
-      copies: whether to copy the arrays, as the interpreter needs; else the program is for a GPU.
+    The interpreter needs copies; else the program is for a GPU.
     """
     if copies:
         given = [jnp.stack([a.real, a.imag], -1).reshape(-1) if is_complex(a) else a for a in arrays]

@@ -81,12 +81,9 @@ class Block:
 
 
 def block(dialect: str, load: str, slice_size: int) -> Block:
-    """The block for a storage.
+    """The block for a storage, by a key of `LAUNCH.loads` and the lanes of a slice; of whole diagonals all rows.
 
-    Args:
-      load: a key of `LAUNCH.loads`.
-      slice_size: lanes of a slice; of whole diagonals all rows. A block is a whole slice, whose bounds are scalars, if
-        the slice size is a power of two that fits.
+    It is a whole slice, whose bounds are scalars, if the slice size is a power of two that fits.
     """
     per_thread, unroll = LAUNCH.loads[load]
     if dialect == "mosaic":

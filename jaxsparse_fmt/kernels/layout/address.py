@@ -334,12 +334,9 @@ def take(a: Any, idx: Any) -> Any:
 
 
 def put(how: str, a: Any, idx: Any, values: Any, among: Any = True, **promises: bool) -> Any:
-    """`a` [n, …] with `values` set, added or taken into the maximum at `idx`; those that are not `among` are left out.
+    """`a` [n, …] with `values` put at `idx` by "set", "add" or "max", but for those not `among` or from n on.
 
-    Args:
-      how: "set", "add" or "max".
-      idx: from 0; what is n or above is left out, too.
-      promises: `unique_indices` of those that are in range.
+    `promises`: `unique_indices` of those that are in range.
     """
     places = a.at[idx if among is True else jnp.where(among, idx, a.shape[0])]
     return getattr(places, how)(values, mode="drop", wrap_negative_indices=False, **promises)

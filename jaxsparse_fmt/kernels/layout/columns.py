@@ -192,11 +192,9 @@ def _namespace(arrays: Arrays) -> Any:
 
 
 def pack_pattern(present: Any) -> tuple[Any, int]:
-    """`pattern`, and the number of places that hold no entry; None and 0 if all places do.
+    """`pattern`, and the number of places that hold no entry; None and 0 if all do or lie outside, as `present` says.
 
-    Args:
-      present: [n_stored] bool, in NumPy or on a device, as the result: whether a place holds an entry or lies outside
-        the matrix.
+    In NumPy or on a device, as `present` [n_stored] bool.
     """
     if isinstance(present, np.ndarray):
         bits, n_holes = np.packbits(present, bitorder="little"), present.size - int(np.count_nonzero(present))

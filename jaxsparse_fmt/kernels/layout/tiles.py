@@ -126,10 +126,8 @@ class Tiles:
 def in_turn(xp: Any, entry: Any, row: Any) -> Any:
     """The entry of each place if `IN_TURN` lanes that hold one row, without padding, take its entries in turn.
 
-    Such lanes read neighbours of x together: far fewer lines of the L1 cache if rows are dense.
-
-    Args:
-      entry, row: of each place, [n_tiles, lanes, entries], in the order of the entries; padding repeats an entry.
+    Such lanes read neighbours of x together: far fewer lines of the L1 cache if rows are dense. `entry` and `row` of
+    each place [n_tiles, lanes, entries] are in the order of the entries; padding repeats an entry.
     """
     n_tiles, lanes, entries = shape = entry.shape
     group = min(IN_TURN, lanes)
