@@ -4,6 +4,7 @@ import contextlib
 import functools
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,9 +18,10 @@ from jaxsparse_fmt._types import Csr, CsrArrays, Target
 from jaxsparse_fmt.algebra import patterns
 from jaxsparse_fmt.algebra.assembly import assembly, coordinates, grouped, summed
 from jaxsparse_fmt.choose import ranking
+from jaxsparse_fmt.core.kept import Kept
 from jaxsparse_fmt.core.matrix import CHOOSERS, SparseMatrix, build
 from jaxsparse_fmt.core.scipy_names import ScipyNames
-from jaxsparse_fmt.formats import building
+from jaxsparse_fmt.formats import building, memory
 from jaxsparse_fmt.formats.bsr import MAX_COLUMNS
 from jaxsparse_fmt.formats.order import order_of
 from jaxsparse_fmt.formats.paired import Paired
@@ -87,18 +89,32 @@ def _with_transpose(csr: Csr, name: str, target: Target, **layout: Any) -> Spars
     return Paired.from_csr(csr, A=A, store=lambda transpose: build(transpose, name, target, **layout))
 
 
+def _chooser(choose: Callable[[Csr, Target], SparseMatrix]) -> Callable[[Any, Target], SparseMatrix]:
+    """Of a matrix in CSR, or of one of ours; what it has made itself it returns."""
+    made = Kept(8)
+
+    def chosen(A: Any, target: Target) -> SparseMatrix:
+        key = target, selection.active_backend(target.backend), memory.device()
+        if isinstance(A, SparseMatrix) and made.find(key, jax.tree.leaves(A)):
+            return A
+        A = choose(building.where_it_converts(A, target), target)
+        made.keep(key, jax.tree.leaves(A), True)
+        return A
+
+    return chosen
+
+
 def _ranked(csr: Csr, target: Target) -> SparseMatrix:
-    csr = building.where_it_converts(csr, target)
     return ranking.store(ranking.rank(csr, target.dtype, backend=target.backend), csr, target)[0]
 
 
 def _tuned(csr: Csr, target: Target) -> SparseMatrix:
     from jaxsparse_fmt.choose import tune
 
-    return tune.fastest(building.where_it_converts(csr, target), target)[0]
+    return tune.fastest(csr, target)[0]
 
 
-CHOOSERS |= {"auto": _ranked, "tune": _tuned}
+CHOOSERS |= {"auto": _chooser(_ranked), "tune": _chooser(_tuned)}
 
 
 def checked(S: Any, dtype: Any, backend: str, max_bytes: float | None = None) -> tuple[Csr, Target]:

@@ -27,8 +27,8 @@ from jaxsparse_fmt.kernels.backends import selection
 
 # Every storage scheme by name; `formats/__init__.py` fills it.
 FORMATS: dict[str, type[SparseMatrix]] = {}
-# What chooses one of them for a canonical matrix, by name; `convert.py` fills it.
-CHOOSERS: dict[str, Callable[[Csr, Target], SparseMatrix]] = {}
+# What chooses one of them for a matrix, canonical CSR or of this class, by name; `convert.py` fills it.
+CHOOSERS: dict[str, Callable[[Any, Target], SparseMatrix]] = {}
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -275,9 +275,10 @@ class SparseMatrix(OnOneDevice, Faces):
         """The same matrix in another format, through CSR.
 
         On an accelerator the conversion runs there, and so does the choice of "auto" and "tune" if there are many
-        entries. The result lies on the device to which `jax.device_put` has committed the matrix. Inside jit, if only
-        the values are traced, the matrix converts as outside, and the choice assumes that all values are 1. A matrix
-        that is traced whole converts to "coo", "csr" and "csc", whose sizes are known.
+        entries; a matrix that these have made is returned as it is. The result lies on the device to which
+        `jax.device_put` has committed the matrix. Inside jit, if only the values are traced, the matrix converts as
+        outside, and the choice assumes that all values are 1. A matrix that is traced whole converts to "coo", "csr"
+        and "csc", whose sizes are known.
 
         Args:
           name, max_bytes, layout: as in `from_scipy`, "auto" and "tune" too.
@@ -299,7 +300,8 @@ class SparseMatrix(OnOneDevice, Faces):
             )
         device = _committed(self.values)
         with concrete(self), contextlib.nullcontext() if device is None else jax.default_device(device):
-            csr = self.csr_arrays() if traced or not is_on_cpu(self.values) else self.to_scipy()
+            there = traced or not is_on_cpu(self.values)
+            csr: Any = self if name in CHOOSERS else self.csr_arrays() if there else self.to_scipy()
             A = build(csr, name, Target(self.dtype, self.backend, max_bytes), **layout)
         return A if device is None else jax.device_put(A, device)
 

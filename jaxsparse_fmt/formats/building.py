@@ -17,6 +17,7 @@ from jaxsparse_fmt._arguments import whole_number
 from jaxsparse_fmt._dtypes import index_dtype, x64_enabled
 from jaxsparse_fmt._pytrees import pytree
 from jaxsparse_fmt._text import readable_bytes
+from jaxsparse_fmt._tracing import is_on_cpu
 from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.formats import memory
@@ -207,18 +208,20 @@ def csr_arrays(csr: Csr, dtype: Any) -> tuple[jax.Array, ...]:
     return jax.block_until_ready(on_device([np.asarray(a, kind) for a, kind in arrays]))
 
 
-def where_it_converts(csr: Csr, target: Target) -> Csr:
-    """The matrix in the place where its format is chosen and made: the host, or a device with room for many entries.
+def where_it_converts(A: Any, target: Target) -> Csr:
+    """A, canonical CSR or a matrix of ours, where its format is chosen and made: the host, or a device with room for
+    many entries.
 
     One from the host stays there: XLA would compile for its sizes, for ten times as long as the host takes.
     """
-    if namespace(csr.data) is np:
-        return csr
-    if csr.nnz < FEW_TO_CHOOSE:
-        return csr.to_scipy()
+    is_ours = isinstance(A, SparseMatrix)
+    if not is_ours and namespace(A.data) is np:
+        return A
     free = memory.free()
-    has_room = free is None or HELD * csr.nnz * (target.dtype.itemsize + 4) <= free
-    return csr if has_room else csr.to_scipy()
+    has_room = free is None or HELD * A.nnz * (target.dtype.itemsize + 4) <= free
+    if A.nnz < FEW_TO_CHOOSE or not has_room or (is_ours and is_on_cpu(A.values)):
+        return A.to_scipy()
+    return A.csr_arrays() if is_ours else A
 
 
 def puts_on_cpu() -> bool:

@@ -332,3 +332,14 @@ def test_an_accelerator_chooses_and_converts_what_lies_there(S, transpose, monke
     monkeypatch.setattr(building, "FEW_TO_CHOOSE", 0)
     monkeypatch.setattr(CsrArrays, "to_scipy", lambda csr: pytest.fail("the matrix came to the host"))
     assert_same_storage(convert.from_arrays(there, "auto", None, transpose=transpose), expected)
+
+
+def test_a_matrix_that_auto_made_is_returned_as_it_is_only_while_auto_would_make_it():
+    S = jsf.gallery.poisson(9)
+    A = jsf.from_scipy(S)
+    B = jsf.from_scipy(S, "ell").asformat("auto")
+    assert A.asformat("auto") is A and B.asformat("auto") is B and B.name == A.name
+    changed = A.with_data(A.data.at[1].add(1)).asformat("auto")
+    np.testing.assert_array_equal(changed.data, A.data.at[1].add(1))
+    with jsf.use_backend("xla"):
+        assert A.asformat("auto").name == jsf.choose.rank(S)[0].format != A.name
