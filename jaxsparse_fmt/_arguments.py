@@ -30,6 +30,11 @@ def owned(a: Any, dtype: Any = None) -> jax.Array:
     return jnp.asarray(a, dtype)
 
 
+def is_sparse(a: Any) -> bool:
+    """Whether `a` is a sparse matrix of this library or of SciPy."""
+    return not isinstance(a, jax.Array | np.ndarray) and (hasattr(a, "to_scipy") or scipy.sparse.issparse(a))
+
+
 def of_jax_sparse(a: Any) -> bool:
     """Whether `a` is a matrix of `jax.experimental.sparse`, seen without importing that module."""
     return type(a).__module__.startswith("jax.experimental.sparse")
@@ -111,7 +116,7 @@ def as_vector(x: Any, A: Any, axis: int, what: str) -> jax.Array:
 
     ValueError, which begins with `what`: another shape. TypeError: not a numeric array.
     """
-    if hasattr(x, "to_scipy") or scipy.sparse.issparse(x) or of_jax_sparse(x):
+    if is_sparse(x) or of_jax_sparse(x):
         raise TypeError(
             f"the product with a sparse matrix takes one of this library, got {type(x).__name__}; convert it by "
             "from_scipy or from_bcoo"

@@ -4,7 +4,7 @@ import ast
 import dataclasses
 import operator
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Collection
 from typing import Any, TypeVar
 
 import jax
@@ -16,7 +16,7 @@ from jaxsparse_fmt._text import readable_bytes
 Class = TypeVar("Class", bound=type[Any])
 
 
-def pytree(cls: Class, leaves: Iterable[str] | None = None) -> Class:
+def pytree(cls: Class, leaves: Collection[str] | None = None) -> Class:
     """Makes a dataclass a pytree.
 
     In place of `jax.tree_util.register_dataclass`: in JAX 0.10 and 0.11 the trees of two classes that it registered are
@@ -27,18 +27,21 @@ def pytree(cls: Class, leaves: Iterable[str] | None = None) -> Class:
       leaves: the fields that hold arrays or pytrees; the rest is static, hashed and compared. None: all fields but
         those with the metadata {"static": True}.
     """
-    fields = dataclasses.fields(cls)
-    names = {f.name for f in fields if not f.metadata.get("static")} if leaves is None else set(leaves)
-    data = tuple(f.name for f in fields if f.name in names)
-    static = tuple(f.name for f in fields if f.name not in names)
-    keys = tuple(map(jax.tree_util.GetAttrKey, data))
-    data_of, static_of = _attributes(data), _attributes(static)
+    data: list[str] = []
+    static: list[str] = []
+    for f in dataclasses.fields(cls):
+        is_leaf = not f.metadata.get("static") if leaves is None else f.name in leaves
+        (data if is_leaf else static).append(f.name)
+    keys = [*map(jax.tree_util.GetAttrKey, data)]
+    # `attrgetter` returns a tuple of two attributes or more: of fewer fields, they follow.
+    data_of, static_of = (operator.attrgetter(*names, *["__class__"] * (2 - len(names))) for names in (data, static))
+    end, static_end = len(data), len(static)
 
     def flatten_with_keys(self: Any) -> Any:
-        return zip(keys, data_of(self), strict=True), static_of(self)
+        return zip(keys, data_of(self), strict=False), static_of(self)[:static_end]
 
     def flatten(self: Any) -> Any:
-        return data_of(self), static_of(self)
+        return data_of(self)[:end], static_of(self)[:static_end]
 
     def unflatten(static_values: Any, data_values: Any) -> Any:  # without `__init__`: the leaves may be anything
         self = object.__new__(cls)
@@ -48,13 +51,6 @@ def pytree(cls: Class, leaves: Iterable[str] | None = None) -> Class:
 
     jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
     return cls
-
-
-def _attributes(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
-    if not names:
-        return lambda self: ()
-    found = operator.attrgetter(*names)
-    return found if len(names) > 1 else lambda self: (found(self),)
 
 
 def exportable(cls: Class) -> Class:

@@ -140,7 +140,7 @@ def eigenproblem(A: Any, k: Any, start: Any, name: str, more: tuple[int, ...]) -
     if start is None:
         dtype = jnp.finfo(jnp.promote_types(floating_dtype(getattr(A, "dtype", float), "A"), jnp.float32)).dtype
         start = basis.noise((n, *(min(k + guards, n) for guards in more)), dtype)
-    dtype = jnp.result_type(operators.result_dtype(inner, start, "A"), start.dtype, jnp.float32)
+    dtype = jnp.result_type(operators.product_dtype(inner, start, "A"), start.dtype, jnp.float32)
     return inner, basis, k, basis.accept(start).astype(dtype)
 
 

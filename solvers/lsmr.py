@@ -25,7 +25,6 @@ from jaxsparse_fmt._pytrees import exportable, pytree
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import within
 from solvers.core import arguments, iterate
-from solvers.core.interrupts import calling
 from solvers.core.iterate import Options, System
 from solvers.core.operators import UserFunction, described, preconditioner, refuse_scipy, traced, wrapped
 from solvers.core.program import Entry
@@ -106,9 +105,9 @@ def lsmr(A: Any, b: Any, x0: Any = None, *, damp: float = 0.0, **settings: Unpac
     limiting = {name: settings.get(name) for name in ("rtol", "atol", "maxiter", "history", "check_every")}
     b_basis.agree(lambda: vectors | {"damp": damp, "M": described(M)} | limiting)
     b, x0 = b_basis.placed(b), x_basis.placed(x0)
-    with calling(options):
-        bases: Any = x_basis, b_basis
-        return _solve((options, adjoint, n), (inside, maps[1], M), bases, b, x0, factor, limits)
+    bases: Any = x_basis, b_basis
+    calls = options.callback is not None or options.progress is not None
+    return _solve((options, adjoint, n), (inside, maps[1], M), bases, b, x0, factor, limits, calls=calls)
 
 
 def _two_sided(A: Any, b: Array) -> tuple[tuple[Any, Any], Any, int]:

@@ -119,11 +119,6 @@ class Operator:
         del transposed
         return self
 
-    def _traced(self, like: Any) -> Any:
-        """The operator as a pytree; a user's function is traced with a vector like `like`."""
-        del like
-        return self
-
     def _agree(self, **given: Any) -> None:
         """Raises an error if arguments differ between the processes that hold the operator."""
 

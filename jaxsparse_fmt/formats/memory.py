@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import operator
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,9 @@ def device(*given: Any) -> Any:
     If there is none, the device on which JAX puts an array at present: that of `jax.default_device`, else this
     process's first.
     """
-    here = jax.process_index()
     for a in jax.tree.leaves(given):
-        devices = a.devices() if isinstance(a, jax.Array) and not isinstance(a, Tracer) else ()
-        if local := [d for d in devices if d.process_index == here]:
-            return min(local, key=lambda d: d.id)
+        if isinstance(a, jax.Array) and not isinstance(a, Tracer) and (local := a.sharding.addressable_devices):
+            return min(local, key=operator.attrgetter("id"))
     chosen = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
     if isinstance(chosen, str):  # a platform
         return jax.local_devices(backend=chosen)[0]

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, ParamSpec, TypeVar
 
 import jax
@@ -14,10 +14,9 @@ import numpy as np
 from jax import Array, lax
 from jax.core import Tracer
 
-from jaxsparse_fmt._arguments import as_floating, owned, real_number, whole_number
+from jaxsparse_fmt._arguments import as_floating, is_sparse, owned, real_number, whole_number
 from jaxsparse_fmt._dtypes import floating_dtype
 from jaxsparse_fmt._text import readable_bytes
-from jaxsparse_fmt._tracing import standard_promotion
 from jaxsparse_fmt.core.basis import IDENTITY, Operator
 from jaxsparse_fmt.formats import memory
 from solvers.core.operators import UserFunction, is_function
@@ -30,28 +29,38 @@ Result = TypeVar("Result")
 ELSEWHERE = {"tol": "rtol", "max_steps": "maxiter", "preconditioner": "M", "y0": "x0"}
 
 
-def door(f: Callable[Parameters, Result], signature: inspect.Signature | None = None) -> Callable[Parameters, Result]:
-    """A function of a matrix under `standard_promotion`; what one process refuses of a sharded matrix, all refuse.
+def door(
+    f: Callable[Parameters, Result], signature: inspect.Signature | None = None, **defaults: Any
+) -> Callable[Parameters, Result]:
+    """A function of a matrix, as under `standard_promotion`; what one process refuses of a sharded matrix, all refuse.
 
     TypeError: a keyword that f does not have, with those that it has.
 
     Args:
       signature: None takes that of f.
+      defaults: of keywords that f takes as `**settings`.
     """
-    standard = standard_promotion(f)
     known = (signature or inspect.signature(f)).parameters
 
     @functools.wraps(f)
     def called(*args: Parameters.args, **keywords: Parameters.kwargs) -> Result:
-        if unknown := [name for name in keywords if name not in known]:
-            here = f": here it is {ELSEWHERE[unknown[0]]!r}" if ELSEWHERE.get(unknown[0]) in known else ""
-            names = ", ".join(name for name in known if name not in ("A", "b")) or "none"
-            raise TypeError(f"{f.__name__} has no keyword {unknown[0]!r}{here}; it has {names}")
+        if not keywords.keys() <= known.keys():
+            raise _unknown_keyword(f.__name__, keywords, known)
         A: Any = args[0] if args else keywords.get("A")
-        with A._failing_together() if isinstance(A, Operator) else contextlib.nullcontext():
-            return standard(*args, **keywords)
+        together = A._failing_together() if isinstance(A, Operator) else contextlib.nullcontext()
+        with together, jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+            return f(*args, **(defaults | keywords))  # pyright: ignore[reportCallIssue]
 
+    if signature is not None:
+        vars(called)["__signature__"] = signature
     return called
+
+
+def _unknown_keyword(name: str, keywords: Iterable[str], known: Collection[str]) -> TypeError:
+    unknown = next(word for word in keywords if word not in known)
+    here = f": here it is {ELSEWHERE[unknown]!r}" if ELSEWHERE.get(unknown) in known else ""
+    names = ", ".join(word for word in known if word not in ("A", "b")) or "none"
+    return TypeError(f"{name} has no keyword {unknown!r}{here}; it has {names}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,17 +115,25 @@ def ravel(b: Any, A: Any) -> Ravel | None:
 
     For a function A every b is one unknown, of any shape, as in JAX and lineax.
 
-    TypeError: b is a pytree and A is not a function.
+    ValueError: b is empty, or its systems are rows. TypeError: it is sparse, or a pytree while A is not a function.
     """
-    if isinstance(b, jax.Array) and not is_function(A):
-        return None
-    leaves, tree = jax.tree.flatten(b)
-    if _is_array(b, leaves) and (not is_function(A) or np.ndim(b) == 1):
-        return None
-    if not is_function(A):
+    if is_sparse(b):
+        raise TypeError(f"b is a sparse {type(b).__name__}, and a right-hand side is dense; pass b.todense()")
+    leaves, is_array = [b], isinstance(b, jax.Array | np.ndarray)
+    if not is_array:
+        leaves = jax.tree.leaves(b)
+        is_array = _is_array(b, leaves)
+    shape = np.shape(b) if is_array else ()
+    if len(shape) == 2 and shape[0] != shape[1] and getattr(A, "shape", None) == (shape[1], shape[1]):
+        raise ValueError(f"b has shape {shape}; several right-hand sides are columns, ({shape[1]}, k): pass b.T")
+    if not is_array and not is_function(A):
         raise TypeError(f"b is a {type(b).__name__}; a matrix A takes one array, and a function A a pytree like b")
+    if not sum(map(np.size, leaves)):
+        raise ValueError(f"b is empty, of shape {jax.tree.map(np.shape, b)}; a system needs at least one unknown")
+    if not is_function(A) or (is_array and len(shape) == 1):
+        return None
     dtypes = tuple(floating_dtype(jnp.result_type(leaf), "b") for leaf in leaves)
-    return Ravel(tree, tuple(map(np.shape, leaves)), dtypes if len(set(dtypes)) > 1 else ())
+    return Ravel(jax.tree.structure(b), tuple(map(np.shape, leaves)), dtypes if len(set(dtypes)) > 1 else ())
 
 
 def _is_array(a: Any, leaves: list[Any]) -> bool:
@@ -126,16 +143,10 @@ def _is_array(a: Any, leaves: list[Any]) -> bool:
 
 
 def unknowns(A: Any, b: Any) -> int:
-    """The number of unknowns of one system. ValueError: none, or no system. TypeError: a sparse b."""
-    if hasattr(b, "to_scipy") or type(b).__module__.startswith("scipy.sparse"):
-        raise TypeError(f"b is a sparse {type(b).__name__}, and a right-hand side is dense; pass b.todense()")
-    shape = getattr(b, "shape", ())
-    if len(shape) == 2 and shape[0] != shape[1] and getattr(A, "shape", None) == (shape[1], shape[1]):
-        raise ValueError(f"b has shape {shape}; several right-hand sides are columns, ({shape[1]}, k): pass b.T")
-    is_one, size = ravel(b, A) is not None, sum(map(np.size, jax.tree.leaves(b)))
-    if size == 0:
-        raise ValueError(f"b is empty, of shape {jax.tree.map(np.shape, b)}; a system needs at least one unknown")
-    return size if is_one else np.shape(b)[0] if np.ndim(b) else 1
+    """The number of unknowns of one system. Errors as of `ravel`."""
+    if ravel(b, A) is not None:
+        return sum(map(np.size, jax.tree.leaves(b)))
+    return np.shape(b)[0] if np.ndim(b) else 1
 
 
 def vectors(a: Any, name: str) -> Array:

@@ -6,8 +6,9 @@ costs about a millisecond. The same function with the same equations reuses the 
 
 import dataclasses
 import functools
+import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeGuard
 
 import jax
@@ -103,8 +104,9 @@ class UserFunction(Operator):
                 "solver outside, on the sharded matrix"
             )
         avals = tuple(v.aval for v in (*found.program.constvars, *found.program.invars))
+        user = self.user.__func__ if isinstance(self.user, types.MethodType) else self.user
         try:
-            known = _programs.setdefault(getattr(self.user, "__func__", self.user), {})
+            known = _programs.setdefault(user, {})
         except TypeError:  # not hashable, or without weak references
             return found
         text = str(found.program), avals
@@ -114,34 +116,35 @@ class UserFunction(Operator):
         return dataclasses.replace(found, program=known[text])
 
 
-def _inside(e: Any) -> list[Any]:
-    """The programs inside an equation."""
-    parts = jax.tree.leaves(list(e.params.values()), is_leaf=lambda p: hasattr(p, "eqns"))
-    return [part for part in parts if hasattr(part, "eqns")]
+def _inside(program: Any) -> Iterator[Any]:
+    """The programs inside the equations of a program, at any depth."""
+    for e in program.eqns:
+        for part in jax.tree.leaves([*e.params.values()]):
+            if isinstance(part, Jaxpr | ClosedJaxpr):
+                yield part
+                yield from _inside(part)
 
 
 def _arrays_inside(program: Jaxpr) -> list[int]:
     """The identities of the arrays that the programs inside this one hold."""
-    inside = [part for e in program.eqns for part in _inside(e)]
-    found = [[*map(id, getattr(part, "consts", ())), *_arrays_inside(getattr(part, "jaxpr", part))] for part in inside]
-    return [number for of_one in found for number in of_one]
+    return [id(a) for part in _inside(program) if isinstance(part, ClosedJaxpr) for a in part.consts]
 
 
 def _axes_of_collectives(program: Jaxpr) -> set[Any]:
     """The mesh axes over which a program, or one inside it, communicates."""
     axes: set[Any] = set()
-    for e in program.eqns:
+    for e in [e for part in (program, *_inside(program)) for e in part.eqns]:
         if e.primitive.name not in ("pvary", "pcast"):  # which only change types
             names = e.params.get("axes", e.params.get("axis_name", ()))
             axes |= {name for name in (names if isinstance(names, tuple) else (names,)) if isinstance(name, str)}
-        for part in _inside(e):
-            axes |= _axes_of_collectives(getattr(part, "jaxpr", part))
     return axes
 
 
 def is_function(A: Any) -> TypeGuard[Callable[[Array], Array]]:
     """Whether A is a user's function, and no matrix."""
-    return isinstance(A, UserFunction) or (callable(A) and not hasattr(A, "__matmul__"))
+    if isinstance(A, Operator):
+        return isinstance(A, UserFunction)
+    return callable(A) and not hasattr(A, "__matmul__")
 
 
 def operator(A: Any, n: int, name: str) -> Operator:
@@ -151,28 +154,28 @@ def operator(A: Any, n: int, name: str) -> Operator:
     """
     if isinstance(A, UserFunction):
         return A
-    shape = None if is_function(A) else getattr(A, "shape", None)
-    if shape is None:
+    if not isinstance(A, Operator) and (is_function(A) or getattr(A, "shape", None) is None):
         if not callable(A):
             got = repr(A) if isinstance(A, str) else type(A).__name__
             cure = f"; {call_for(A)}" if isinstance(A, str) and name == "M" else ""
             raise TypeError(f"{name} must be a matrix with a shape and @, or a function v -> {name}·v; got {got}{cure}")
         refuse_scipy(getattr(A, "__self__", None), name)  # a method, such as solve of SuperLU's factors
         return UserFunction(A, A)
-    if name == "M" and tuple(shape) == (n,):
+    shape = tuple(A.shape)
+    if name == "M" and shape == (n,):
         return Diagonal(as_floating(A, "M"))
-    if tuple(shape) != (n, n):
+    if shape != (n, n):
         hint = ""
         if name == "M":
             hint = f", or ({n},) for a diagonal"
-        elif tuple(shape) == (n,):
+        elif shape == (n,):
             hint = f"; for a diagonal {name} pass lambda r: d * r"
         elif name == "A" and len(shape) == 2 and shape[0] == n:
             hint = "; lsmr takes a rectangular A"
         if manual := jax.sharding.get_abstract_mesh().manual_axes:
             hint += f"; inside shard_map over {manual} b is one device's piece: call the solver outside of shard_map"
-        raise ValueError(f"{name} has shape {tuple(shape)}; a system with b of length {n} needs ({n}, {n}){hint}")
-    return wrapped(A, name)
+        raise ValueError(f"{name} has shape {shape}; a system with b of length {n} needs ({n}, {n}){hint}")
+    return A if isinstance(A, Operator) else wrapped(A, name)
 
 
 def wrapped(A: Any, name: str) -> Operator:
@@ -194,19 +197,20 @@ def preconditioner(M: Any, like: Any, cure: str = "make b complex") -> Operator 
     if M is None:
         return None
     M, complex_ = operator(M, like.shape[0], "M"), jnp.complexfloating
-    applied = result_dtype(M, like, "M")
+    applied = promoted(product_dtype(M, like, "M"), like.dtype)
     if jnp.issubdtype(applied, complex_) and not jnp.issubdtype(like.dtype, complex_):
         raise TypeError(f"M·r is {applied} in a system of {like.dtype}, which would drop its imaginary part; {cure}")
     return M
 
 
-def result_dtype(A: Operator, v: Any, name: str) -> Any:
-    """The dtype of A·v. ValueError: A·v does not have v's shape."""
+def product_dtype(A: Operator, v: Any, name: str) -> Any:
+    """The dtype of A, or, if that is unknown, of A·v. ValueError: then A·v does not have v's shape."""
     if (dtype := A.dtype) is not None:
-        return promoted(dtype, v.dtype)  # a trace of A·v would cost a millisecond
+        return dtype  # a trace of A·v would cost a millisecond
     out = jax.eval_shape(lambda v: A @ (v if v.ndim == 1 else v[:, 0]), v)
-    if getattr(out, "shape", None) != v.shape[:1]:
-        raise ValueError(f"{name}·v must be a vector of shape {v.shape[:1]} like v; got {getattr(out, 'shape', out)}")
+    got = out.shape if isinstance(out, jax.ShapeDtypeStruct) else out
+    if got != v.shape[:1]:
+        raise ValueError(f"{name}·v must be a vector of shape {v.shape[:1]} like v; got {got}")
     return out.dtype
 
 
@@ -217,7 +221,8 @@ def promoted(*dtypes: Any) -> Any:
 
 def described(M: Any) -> tuple[Any, ...]:
     """What of an operator decides a program, in words that are the same in all processes."""
-    return type(M).__name__, [(a.shape, str(a.dtype)) for a in jax.tree.leaves(M) if hasattr(a, "dtype")]
+    arrays = [a for a in jax.tree.leaves(M) if isinstance(a, jax.Array | np.ndarray)]
+    return type(M).__name__, [(a.shape, str(a.dtype)) for a in arrays]
 
 
 def refuse_scipy(A: Any, name: str) -> None:

@@ -1,55 +1,98 @@
 """The way from a public function into its compiled program.
 
 An `Entry` traces users' functions, makes explicit mesh axes auto ones, and makes arrays vary over the same axes inside
-a user's shard_map.
+a user's shard_map. It waits for a program on a CPU in Python, so that Ctrl-C raises.
 """
 
+import contextlib
 import functools
-from collections.abc import Callable
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-from jax.extend.core import Jaxpr
+from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
+from jaxsparse_fmt._tracing import in_trace
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import Basis
 from jaxsparse_fmt.formats import memory
 from jaxsparse_fmt.kernels.backends import jax_versions
-from solvers.core import interrupts
 from solvers.core.operators import Function, UserFunction, traced
 
 PROGRAMS = 64  # combinations of users' functions for which a compiled solver is kept; the least recently used goes
+SHORTEST, LONGEST, PART = 1e-5, 5e-3, 1 / 50  # seconds of a pause, and its part of the time waited so far
 
 
 def compiled(f: Callable[..., Any], quick: bool) -> Callable[..., Any]:
     """f compiled, its first argument static.
 
+    KeyboardInterrupt leaves the program to end in the background. XLA reports the interrupt of a user's callback as an
+    error of its own.
+
     Args:
       quick: take the options of `jax_versions.QUICK_TO_COMPILE`, which only an outermost jit may have.
     """
     plain = jax.jit(functools.partial(f), static_argnums=0)
-    if not quick:
-        return plain
-    chosen = jax.jit(functools.partial(f), static_argnums=0, compiler_options=jax_versions.QUICK_TO_COMPILE)
+    options = jax_versions.QUICK_TO_COMPILE
+    chosen = jax.jit(functools.partial(f), static_argnums=0, compiler_options=options) if quick else plain
 
     def call(*args: Any) -> Any:
         nonlocal chosen
         try:
-            return chosen(*args)
-        except jax.errors.JaxRuntimeError as error:
-            if not jax_versions.is_unknown_option(error):
+            results = chosen(*args)
+            _wait(jax.tree.leaves(results)[0])
+            return results
+        except Exception as error:  # of several classes, depending on whether XLA runs the program in another thread
+            if re.search(r"^KeyboardInterrupt\b", str(error), re.MULTILINE):
+                raise KeyboardInterrupt from error
+            if chosen is plain or not jax_versions.is_unknown_option(error):
                 raise
-            chosen = plain
-        return chosen(*args)
+        chosen = plain
+        return call(*args)
 
     return call
 
 
-@functools.lru_cache(maxsize=PROGRAMS)
-def jit(f: Callable[..., Any], quick: bool, *programs: Jaxpr) -> Callable[..., Any]:
-    """`compiled(f, quick)`, kept for these programs of users' functions among its arguments."""
-    return compiled(f, quick)
+def _wait(a: Any) -> None:
+    """On one CPU waits for a program's result in Python, if Ctrl-C raises KeyboardInterrupt in this thread.
+
+    On GPUs and on several devices the results return at once, as those of any compiled program.
+    """
+    if jax.device_count() > 1 or isinstance(a, Tracer) or next(iter(a.devices())).platform != "cpu":
+        return
+    if threading.current_thread() is not threading.main_thread():
+        return
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        return
+    begin = time.perf_counter()
+    while not a.is_ready():
+        time.sleep(min(max(PART * (time.perf_counter() - begin), SHORTEST), LONGEST))
+    jax.block_until_ready(a)  # raises the error of a program that failed
+
+
+jit = functools.lru_cache(maxsize=PROGRAMS)(lambda f, quick, *programs: compiled(f, quick))
+
+_calls = False  # whether a solve calls the user now; another one inside such a call must not wait for it
+
+
+@contextlib.contextmanager
+def _calling() -> Iterator[None]:
+    """A context for a program that calls the user, which ends after the last call."""
+    global _calls
+    _calls = True
+    try:
+        yield
+        jax.effects_barrier()
+    except KeyboardInterrupt:
+        jax_versions.forget_tokens()  # else the next program with callbacks would wait for the interrupted one
+        raise
+    finally:
+        _calls = False
 
 
 class Entry:
@@ -69,9 +112,11 @@ class Entry:
           out: (static, v) -> how the result is sharded over explicit mesh axes, a prefix of PartitionSpecs.
         """
         self.body, self.examples, self.out = body, examples, out
-        self.plain, self.quick = (compiled(self._on_any_axes, quick) for quick in (False, True))  # without functions
+        self.plain, self.quick = compiled(self._on_any_axes, False), compiled(self._on_any_axes, True)
 
-    def __call__(self, static: Any, maps: tuple[Any, ...], basis: Basis, v: Any, *others: Any) -> Any:
+    def __call__(
+        self, static: Any, maps: tuple[Any, ...], basis: Basis, v: Any, *others: Any, calls: bool = False
+    ) -> Any:
         """The result.
 
         Args:
@@ -79,6 +124,7 @@ class Entry:
           maps: operators, or None.
           v: the vector of the problem, or None; programs take vectors that are sharded and vary like it.
           others: pytrees of arrays.
+          calls: whether the program calls the user: unless it is traced, the result returns after the last call.
         """
         quick = not jax_versions.is_traced_here() and memory.device(v, maps).platform == "cpu"
         call = self.quick if quick else self.plain
@@ -88,25 +134,29 @@ class Entry:
             if varied is not v:
                 v, maps = varied, self._traced(static, given, varied)
             call = jit(self._on_any_axes, quick, *(f.program for f in maps if isinstance(f, Function)))
-        return interrupts.run(call, static, maps, basis, v, others)
+        if not calls or _calls or in_trace():
+            return call(static, maps, basis, v, others)
+        with _calling():
+            return call(static, maps, basis, v, others)
 
     def _traced(self, static: Any, maps: tuple[Any, ...], v: Any) -> tuple[Any, ...]:
         examples = zip(maps, self.examples(static, v), strict=True)
-        return tuple([None if a is None else a._traced(like) for a, like in examples])
+        return tuple([a._traced(like) if isinstance(a, UserFunction) else a for a, like in examples])
 
     def _on_any_axes(self, static: Any, maps: tuple[Any, ...], basis: Basis, v: Any, others: tuple[Any, ...]) -> Any:
         if not mesh_axes.has_mesh(maps, basis, v, others):
             return self.body(static, maps, basis, v, *others)
         # Auto axes for all but users' functions, which run on the axes of their own arrays.
-        functions = {i: f for i, f in enumerate(maps) if isinstance(f, Function)}
-        matrices = tuple(None if i in functions else a for i, a in enumerate(maps))
-        outside = {i: mesh_axes.outside(f, self.examples(static, v)[i]) for i, f in functions.items()}
+        functions = [f if isinstance(f, Function) else None for f in maps]
+        likes = self.examples(static, v)
+        outside = [f and mesh_axes.outside(f, like) for f, like in zip(functions, likes, strict=True)]
+        matrices = [a if f is None else None for a, f in zip(maps, functions, strict=True)]
 
         def on_auto_axes(*operands: Any) -> Any:
             matrices, basis, v, others = mesh_axes.varying(operands, functions)
-            examples = self.examples(static, v)
-            inside = [traced(outside[i], examples[i]) if i in functions else a for i, a in enumerate(matrices)]
-            return self.body(static, tuple(inside), basis, v, *others)
+            each = zip(matrices, outside, self.examples(static, v), strict=True)
+            inside = tuple([a if f is None else traced(f, like) for a, f, like in each])
+            return self.body(static, inside, basis, v, *others)
 
         # Under vmap the type of v does not name the axis of the batch, but all programs traced here must use one mesh.
         axes = mesh_axes.explicit_axes(jax.sharding.get_abstract_mesh())

@@ -4,6 +4,7 @@ import contextvars
 import dataclasses
 import functools
 import inspect
+import operator
 from collections.abc import Callable
 from typing import Any, Literal, ParamSpec, TypedDict, TypeVar
 
@@ -129,15 +130,8 @@ def solver(**changed: Any) -> Callable[[Callable[P, Result]], Callable[P, Result
     def decorate(function: Callable[P, Result]) -> Callable[P, Result]:
         bare = inspect.signature(function)
         of_function = [p for p in bare.parameters.values() if p.kind is not p.VAR_KEYWORD]
-        signature = bare.replace(parameters=sorted([*shared, *of_function], key=lambda p: p.kind))
-        checked = arguments.door(function, signature)
-
-        @functools.wraps(function)
-        def completed(*args: P.args, **keywords: P.kwargs) -> Result:
-            return checked(*args, **(defaults | keywords))  # pyright: ignore[reportCallIssue]
-
-        vars(completed)["__signature__"] = signature
-        return completed
+        parameters = sorted([*shared, *of_function], key=operator.attrgetter("kind"))
+        return arguments.door(function, bare.replace(parameters=parameters), **defaults)
 
     return decorate
 
@@ -157,7 +151,7 @@ def settled(settings: Any, given: Any, n: int, default: int, drop: float = 0.0) 
       given: A and b; the solve runs where they lie.
       n, default: unknowns, and the iterations that a maxiter of None allows.
     """
-    values, arrays = [settings[k] for k in CHECKED], len(jax.tree.leaves(settings["M"]))
+    values, arrays = operator.itemgetter(*CHECKED)(settings), len(jax.tree.leaves(settings["M"]))
     steps = steps_per_check(n, arguments.memory.device(given).platform, arrays, drop > 0)
     context = steps, jax.dtypes.canonicalize_dtype(float), _in_preconditioner.get()
     # A number of norms is checked against the free memory each time.

@@ -1,6 +1,7 @@
 """The body of the solvers of A·x = b: checks the arguments, enters the matrix's basis and leaves it."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,9 @@ from jax.sharding import PartitionSpec
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis, within
 from solvers.core import arguments, precision, unrolled
-from solvers.core.interrupts import calling
 from solvers.core.iterate import Method, System
 from solvers.core.linear_solve import Solve
-from solvers.core.operators import UserFunction, described, operator, preconditioner, promoted, result_dtype
+from solvers.core.operators import UserFunction, described, operator, preconditioner, product_dtype, promoted
 from solvers.core.precision import Narrow
 from solvers.core.program import Entry
 from solvers.core.settings import NUMBERS, Adjoint, as_preconditioner, settled
@@ -38,7 +38,7 @@ def solve(
       narrow: the inner side of a refinement; None: no refinement.
     """
     M, callback, inner = settings["M"], settings["callback"], None if narrow is None else narrow.inner
-    n, ravel, vectors = arguments.unknowns(A, b), arguments.ravel(b, A), {"b": b, "x0": x0}
+    ravel, vectors = arguments.ravel(b, A), {"b": b, "x0": x0}
     if ravel is not None:
         b, x0 = ravel.vector(b, "b"), None if x0 is None else ravel.vector(x0, "x0")
         A, M, inner = ravel.function(A, "A"), ravel.function(M, "M"), ravel.function(inner, "inner")
@@ -47,6 +47,7 @@ def solve(
     x0 = None if x0 is None else arguments.vectors(x0, "x0")
     if x0 is not None and x0.shape != b.shape:
         raise ValueError(f"x0 has shape {x0.shape}; it must have b's, {b.shape}")
+    n = b.shape[0]
     options, adjoint, limits = settled(
         settings | {"callback": callback}, (A, b), n, 10 * n, narrow.drop if narrow else 0.0
     )
@@ -56,15 +57,18 @@ def solve(
     inner = None if narrow is None else precision.given(A, inner, n)
     # An inner matrix that the user gave is in the user's order, and so the loop is too.
     basis = A.basis if inner is None else IDENTITY
-    A = A if basis.is_identity else A.in_basis
-    if callback is not None and basis.devices > 1:
-        raise ValueError(
-            f"A lies on {basis.devices} devices, over which JAX calls nothing in order; pass progress=, or history=True"
-        )
-    basis.agree(lambda: {**vectors, **_program_of(method, narrow, settings)})
-    b, x0 = basis.placed(b), basis.placed(x0)
+    if not basis.is_identity:
+        A = A.in_basis
+        if callback is not None and basis.devices > 1:
+            raise ValueError(
+                f"A lies on {basis.devices} devices, over which JAX calls nothing in order; pass progress=, or "
+                "history=True"
+            )
+        basis.agree(lambda: {**vectors, **_program_of(method, narrow, settings)})
+        b, x0 = basis.placed(b), basis.placed(x0)
     # At least 32 bits: ‖b‖² may overflow a 16-bit float.
-    dtype = promoted(result_dtype(A, b, "A"), b.dtype, b.dtype if x0 is None else x0.dtype, np.dtype(np.float32))
+    given = [b.dtype] if x0 is None else [b.dtype, x0.dtype]
+    dtype = promoted(product_dtype(A, b, "A"), *given, np.dtype(np.float32))
     b, x0 = arguments.cast(b, dtype), None if x0 is None else arguments.cast(x0, dtype)
     if narrow is not None:
         options = options._replace(values=narrow.dtype, dtype=precision.inner_dtype(narrow.dtype, dtype))
@@ -72,15 +76,16 @@ def solve(
     # JAX differentiates unrolled steps through M, so that M's own solves must be as accurate as any other.
     if isinstance(adjoint, Adjoint) and isinstance(M, UserFunction):
         M = as_preconditioner(M)
-    with calling(options):
-        sol = _solve(Solve(method, options, adjoint), (A, inner, M), basis, b, x0, limits)
+    calls = callback is not None or options.progress is not None
+    sol = _solve(Solve(method, options, adjoint), (A, inner, M), basis, b, x0, limits, calls=calls)
     return sol if ravel is None else dataclasses.replace(sol, x=ravel.pytree(sol.x))
 
 
 def _program_of(method: Method, narrow: Narrow | None, settings: Any) -> dict[str, Any]:
     """What decides the program and its limits, in words that are the same in all processes."""
-    start: Any = getattr(method.start, "func", method.start)
-    words = f"{start.__module__}.{start.__name__}", getattr(method.start, "keywords", {}), method.keeps
+    start: Any = method.start
+    start, options = (start.func, start.keywords) if isinstance(start, functools.partial) else (start, {})
+    words = f"{start.__module__}.{start.__name__}", options, method.keeps
     adjoint = settings["adjoint"]
     if isinstance(adjoint, Adjoint):
         adjoint = adjoint.rtol, adjoint.maxiter, adjoint.truncated
