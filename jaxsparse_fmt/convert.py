@@ -67,8 +67,7 @@ def from_scipy(
       <ell 16×16, nnz=64, float64, fill=0.800, 960 B>
     """
     csr, target = checked(S, dtype, backend, max_bytes)
-    make = _with_transpose if transpose else build
-    return make(csr, format, target, **layout)
+    return (_with_transpose if transpose else build)(csr, format, target, **layout)
 
 
 def _with_transpose(csr: Csr, name: str, target: Target, **layout: Any) -> SparseMatrix:

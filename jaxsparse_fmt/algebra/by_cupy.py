@@ -1,6 +1,6 @@
 """The product of two matrices by CuPy, that is cuSPARSE, if it is installed: several times as fast as sorting.
 
-CuPy and JAX read each other's arrays without copies. The pattern is that of `on_device.multiplied`, and the values have
+CuPy and JAX read each other's arrays without copies. The pattern is that of `on_device.listed`, and the values have
 the same bits in every call (six of each product on an H100, CuPy 14).
 """
 

@@ -70,30 +70,15 @@ def united(a: Csr, b: Csr, shared: bool) -> tuple[Csr, Array, Array]:
     return _merged(a, b, position, before, a.nnz + b.nnz - int(n))
 
 
-def listed(a: Csr, b: Csr) -> tuple[Csr, Array, Array, Array]:
-    """As `patterns.listed`."""
-    products = _count_products(a, b)
-    shape = a.shape[0], b.shape[1]
-    with _wide(shape):
-        key, left, right, n = _listed(a, b, products)
-        return *_first_of_each(key, shape, int(n)), left, right
-
-
-def multiplied(a: Csr, b: Csr) -> tuple[Csr, Array, Array, Array]:
-    """The pattern of a·b and, as in `listed`, the first product of each entry; zeros and the products [products]."""
-    products = _count_products(a, b)
-    shape = a.shape[0], b.shape[1]
-    with _wide(shape):
-        key, terms, n, zeros = _multiplied(a, b, products)
-        return *_first_of_each(key, shape, int(n)), zeros, terms
-
-
-def _count_products(a: Csr, b: Csr) -> int:
-    """The number of products of two entries. TooLarge, ValueError: more than the memory or int32 holds."""
+def listed(a: Csr, b: Csr, multiplies: bool = False) -> tuple[Csr, Array, Array, Array]:
+    """As `patterns.listed`; if it `multiplies`, with zeros and the products [products] in place of their factors."""
     with jax.enable_x64(True):
         products = int(_n_products(a, b))
     check_list(products, "products of two entries")
-    return products
+    shape = a.shape[0], b.shape[1]
+    with _wide(shape):
+        key, left, right, n = _listed(a, b, products, multiplies)
+        return *_first_of_each(key, shape, int(n)), left, right
 
 
 def masked(S: Csr, mask: Array) -> tuple[Csr, Array]:
@@ -205,18 +190,12 @@ def _lengths(a: Csr, b: Csr) -> Array:
     return jnp.where(lax.iota(a.indptr.dtype, a.nnz) < a.indptr[-1], take(jnp.diff(b.indptr), a.indices), 0)
 
 
-@functools.partial(jax.jit, static_argnums=2)
-def _listed(a: Csr, b: Csr, products: int) -> tuple[Array, ...]:
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def _listed(a: Csr, b: Csr, products: int, multiplies: bool) -> tuple[Array, ...]:
     row, col, left, right = expanded(a, b, products)
-    key, order, n = sorted_keys(row, col, (a.shape[0], b.shape[1]))
-    return key, take(left, order), take(right, order), n
-
-
-@functools.partial(jax.jit, static_argnums=2)
-def _multiplied(a: Csr, b: Csr, products: int) -> tuple[Array, ...]:
-    row, col, left, right = expanded(a, b, products)
-    terms = take(a.data, left) * take(b.data, right)
-    return *sorted_keys(row, col, (a.shape[0], b.shape[1]), values=terms), jnp.zeros_like(left)
+    terms = take(a.data, left) * take(b.data, right) if multiplies else None
+    key, terms, n = sorted_keys(row, col, (a.shape[0], b.shape[1]), terms)
+    return (key, jnp.zeros_like(left), terms, n) if multiplies else (key, take(left, terms), take(right, terms), n)
 
 
 def expanded(a: Csr, b: Csr, products: int) -> tuple[Array, ...]:

@@ -279,7 +279,7 @@ def product(A: Any, B: Any) -> SparseMatrix:
     a, b = patterns.with_data(S, A.data.astype(dtype)), patterns.with_data(R, B.data.astype(dtype))
     C = by_cupy.product(a, b)
     if C is None:  # a matrix of the products of two entries, all in one column, adds them
-        S, first, column, terms = on_device.multiplied(a, b)
+        S, first, column, terms = on_device.listed(a, b, multiplies=True)
         sums = listed_sums(column, first, (S.nnz, 1), patterns.backend_of(A))
         C = patterns.with_data(S, _sums(sums, terms, np.ones(1, dtype)))
     return made(C, None, A, B)

@@ -198,7 +198,7 @@ def store(choices: list[Choice], csr: Csr, target: Target) -> tuple[SparseMatrix
 
 
 def _choice(s: Storage, pattern: PatternCounts, kernels: str | None) -> Choice:
-    csr, itemsize = pattern.csr, pattern.itemsize
+    csr, itemsize = pattern.csr, pattern.dtype.itemsize
     n_bytes = bytes_moved(s.nbytes, csr.shape, itemsize, s.copied)
     if kernels is None:
         places = (WALKED[s.format] if s.by_columns else SCATTERED) * s.places

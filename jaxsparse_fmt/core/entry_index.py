@@ -96,12 +96,16 @@ def _transpose_index(A: Any) -> Index:
     _, col, ptr = A.csr_arrays()
     if not (jax.default_backend() == "cpu" and is_concrete(col) and col.is_fully_addressable):
         return _transpose_index_by_sorting(col)
-    number = np.arange(A.nnz, dtype=index_dtype(A.nnz))
-    # SciPy counts; XLA would sort.
-    place = scipy.sparse.csr_array((number, np.asarray(col), np.asarray(ptr)), shape=A.shape).tocsc().data
-    entry = np.empty_like(number)
-    entry[place] = number
+    place = by_column(np.asarray(col), np.asarray(ptr), A.shape).data
+    entry = np.empty_like(place)
+    entry[place] = np.arange(A.nnz)
     return Index(jax.device_put(place), jax.device_put(entry))
+
+
+def by_column(indices: np.ndarray, indptr: np.ndarray, shape: tuple[int, int]) -> Any:
+    """SciPy's CSC matrix of the numbers of CSR's entries: SciPy counts, where XLA would sort."""
+    number = np.arange(indices.size, dtype=index_dtype(indices.size))
+    return scipy.sparse.csr_array((number, indices, indptr), shape=shape).tocsc()
 
 
 @jax.jit

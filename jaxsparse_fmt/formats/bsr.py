@@ -60,14 +60,15 @@ class BSR(ByRule):
         """
         r, c = _shape(block_shape) if block_shape is not None else best_block(csr, target.dtype.itemsize)
         C = slice_rows(csr.shape[0], r)
-        return implied.Groups(csr, Blocked(r, c), C, C // r, f"blocks of {r} × {c}").store(
-            cls, target, block_shape=(r, c)
-        )
+        groups = implied.Groups(csr, Blocked(r, c), C, C // r, f"blocks of {r} × {c}")
+        return groups.store(cls, target, block_shape=(r, c))
 
     @classmethod
     def _footprints(cls, pattern: footprint.PatternCounts) -> footprint.Storages:
+        if pattern.platform != "gpu":  # on a CPU, CSR is as fast
+            return
         csr = pattern.csr
-        r, c = best_block(csr, pattern.itemsize) if pattern.on_gpu else (1, 1)  # on a CPU, CSR is as fast
+        r, c = best_block(csr, pattern.dtype.itemsize)
         if r * c > 1:
             C = slice_rows(csr.shape[0], r)
             counted = statistics.touched(pattern.sample(C), Blocked(r, c), r, C)

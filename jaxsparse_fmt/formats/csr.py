@@ -66,7 +66,7 @@ class CSR(ByRule):
         yield footprint.Storage(
             cls.name,
             {"threads_per_row": threads},
-            footprint.csr_bytes(csr, pattern.itemsize),
+            footprint.csr_bytes(csr, pattern.dtype.itemsize),
             csr.nnz,
             footprint.trips(longest, threads) + (threads > 1),  # one to add the threads' sums
             by_columns=False,

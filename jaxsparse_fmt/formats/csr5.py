@@ -169,20 +169,16 @@ class CSR5(ByEntries):
 
     def with_arrays(self, names: set[str]) -> Self:
         """The same storage with the arrays that other shards have: columns of 32 bits, windows, and empty pieces."""
-        A = self.with_wide_columns() if "marked_col" in names else self
+        A = self
+        if "marked_col" in names and A.marked_col is None:
+            narrow = dict.fromkeys(("marked_delta", "col_base", "windows"))
+            A = dataclasses.replace(A, **narrow, marked_col=marked(jnp, *A.tiles.columns(A._arrays)))
         if "windows" in names and A.col_base is not None:
             begins = A.col_base[:, None] + SPAN * jnp.arange(WINDOWS, dtype=jnp.int32)
             A = dataclasses.replace(A, col_base=None, windows=begins.reshape(-1))
         if "long_rows" not in names or A.long_rows is not None:
             return A
         return dataclasses.replace(A, long_rows=jnp.zeros(0, jnp.int32), piece_ptr=jnp.zeros(1, jnp.int32))
-
-    def with_wide_columns(self) -> Self:
-        """The same storage with columns of 32 bits."""
-        if self.marked_col is not None:
-            return self
-        narrow = dict.fromkeys(("marked_delta", "col_base", "windows"))
-        return dataclasses.replace(self, **narrow, marked_col=marked(jnp, *self.tiles.columns(self._arrays)))
 
     @classmethod
     def from_csr(
@@ -234,9 +230,9 @@ class CSR5(ByEntries):
     @classmethod
     def _footprints(cls, pattern: PatternCounts) -> Iterator[Storage]:
         csr, (n_rows, n_cols) = pattern.csr, pattern.csr.shape
-        if not pattern.on_gpu:
+        if pattern.platform != "gpu":
             return
-        x_bytes = max(pattern.itemsize, 4)  # values of 16 bits multiply an x of 32
+        x_bytes = max(pattern.dtype.itemsize, 4)  # values of 16 bits multiply an x of 32
         options = [(0, False)]
         if n_cols * x_bytes >= SMALL_X:
             options.append((min(HOT_BYTES // x_bytes, n_cols // 4), False))
@@ -262,7 +258,7 @@ class CSR5(ByEntries):
             yield Storage(
                 cls.name,
                 {"tile_shape": (lanes, depth), "hot": hot, "keep_sums": keep_sums},
-                round(places * pattern.itemsize + index),
+                round(places * pattern.dtype.itemsize + index),
                 places,
                 TRIPS,
                 miss_factor=pattern.miss_factor(hot) if hot else 1.0,

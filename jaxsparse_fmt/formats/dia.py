@@ -162,16 +162,16 @@ class DIA(ByRule):
         # If products read the bits of `pattern`, a GPU would read them for both entries of a place, and Numba takes 12
         # times as long.
         bits = counted.holes > 0 and pattern.has_zeros
-        if bits and not pattern.on_gpu:
+        if bits and pattern.platform != "gpu":
             return
         nbytes, trips = pattern.implied_bytes(counted) + 4 * counted.indices, footprint.trips(counted.indices)
         words = f"{counted.indices} diagonals"
         plain = footprint.Storage(cls.name, {}, nbytes, counted.places, trips, words=(words,))
         yield plain
         n, some = counted.indices, pattern.sample(1)
-        if pattern.on_gpu and n > 1 and not bits and statistics.is_mirrored(pattern.csr, some, n):
+        if pattern.platform == "gpu" and n > 1 and not bits and statistics.is_mirrored(pattern.csr, some, n):
             mirrored = counted.indices // 2
-            unread = mirrored * n_rows * pattern.itemsize
+            unread = mirrored * n_rows * pattern.dtype.itemsize
             shared = {"nbytes": nbytes - unread, "unread": unread}
             yield dataclasses.replace(plain, **shared, words=(f"{words}, {mirrored} of them mirrored",))
 

@@ -30,4 +30,4 @@ class ELL(ByRule):
     def _footprints(cls, pattern: footprint.PatternCounts) -> footprint.Storages:
         longest, n_rows = pattern.longest, pattern.csr.shape[0]
         places = longest * n_rows
-        yield footprint.Storage(cls.name, {}, places * (pattern.itemsize + 4), places, footprint.trips(longest))
+        yield footprint.Storage(cls.name, {}, places * (pattern.dtype.itemsize + 4), places, footprint.trips(longest))

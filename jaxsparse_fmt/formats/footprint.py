@@ -72,18 +72,10 @@ class PatternCounts:
     platform: str
     shares_memory: bool = False
 
-    @functools.cached_property
-    def on_gpu(self) -> bool:
-        return self.platform == "gpu"
-
-    @functools.cached_property
-    def itemsize(self) -> int:
-        return self.dtype.itemsize
-
     @property
     def a_sector(self) -> int:
         """Entries of x in a sector; values of 16 bits multiply an x of 32."""
-        return SECTOR // max(self.itemsize, 4)
+        return SECTOR // max(self.dtype.itemsize, 4)
 
     @functools.cached_property
     def longest(self) -> int:
@@ -131,7 +123,7 @@ class PatternCounts:
         """Slices in which a place has `index` bytes of index, and `slice_size` places `index_of_chunk` more."""
         C, widths = self.slice_size, self.widths(self.slice_size)
         chunks, n_slices, longest = int(widths.sum()), widths.size, int(widths.max(initial=0))
-        nbytes = chunks * (C * (self.itemsize + index) + index_of_chunk) + pointer_bytes(n_slices, chunks * C)
+        nbytes = chunks * (C * (self.dtype.itemsize + index) + index_of_chunk) + pointer_bytes(n_slices, chunks * C)
         even = longest <= 2 * (chunks // max(n_slices, 1))  # no slice is twice as wide as the mean: XLA goes by columns
         layout, steps = {"slice_size": C, "sigma": 1}, trips(longest) + 1  # for the slice's bounds
         return Storage(name, layout, nbytes, chunks * C, steps, by_columns=even, words=words)
@@ -151,7 +143,7 @@ class PatternCounts:
     def implied_bytes(self, counted: Counted) -> int:
         """Bytes of values, of offsets or block columns, and of `pattern` if products read it."""
         bits = -(-counted.places // 8) if counted.holes > 0 and self.has_zeros else 0
-        return counted.places * self.itemsize + 4 * counted.indices + bits
+        return counted.places * self.dtype.itemsize + 4 * counted.indices + bits
 
 
 def trips(entries: float, threads: int = 1) -> int:

@@ -53,7 +53,7 @@ class HDIA(ByRule):
 
     @classmethod
     def _footprints(cls, pattern: footprint.PatternCounts) -> footprint.Storages:
-        if pattern.on_gpu:  # far slower on a CPU
+        if pattern.platform == "gpu":  # far slower on a CPU
             C, n_rows = 128, pattern.csr.shape[0]
             counted = statistics.touched(pattern.sample(C), Diagonal(), C, C)
             mean = counted.indices / max(-(-n_rows // C), 1)

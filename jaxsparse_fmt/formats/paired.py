@@ -162,8 +162,7 @@ def _entries(*matrices: SparseMatrix) -> list[Array]:
 
 def _transposed_by_scipy(csr: Csr) -> tuple[Csr, np.ndarray]:
     """The transpose, and the index in `csr` of each of its entries."""
-    index = np.arange(csr.nnz, dtype=index_dtype(csr.nnz))
-    entries = scipy.sparse.csr_array((index, csr.indices, csr.indptr), csr.shape).tocsc()
+    entries = entry_index.by_column(csr.indices, csr.indptr, csr.shape)
     arrays = csr.data[entries.data], entries.indices, entries.indptr
     return scipy.sparse.csr_array(arrays, csr.shape[::-1]), entries.data
 
