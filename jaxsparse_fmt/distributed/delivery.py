@@ -15,13 +15,14 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 
 from jaxsparse_fmt._types import Csr
+from jaxsparse_fmt.distributed.distribution import Distribution
 from jaxsparse_fmt.distributed.processes import everyones, of_each, of_processes, outside_traces, spread_message
 
 Pieces = dict[int, Csr]  # rows by shard
 Messages = dict[int, dict[int, Any]]  # by shard, then by the other shard
 
 
-def delivered(make: Callable[[], Messages], mesh: Mesh) -> Messages:
+def delivered(make: Callable[[], Messages], over: Distribution) -> Messages:
     """The messages to each shard of this process, by rising sender; all processes must call this.
 
     They travel as bytes between one device of each process, in one round to the next process, one to that after it, and
@@ -34,32 +35,26 @@ def delivered(make: Callable[[], Messages], mesh: Mesh) -> Messages:
       What make() raises in one process, all processes raise.
     """
     made: Messages = {}
-    me = jax.process_index()
+    packed: list[bytes] = []
+    me, holders = jax.process_index(), over.holders
 
-    def shards() -> dict[int, Any]:
+    def lengths() -> dict[int, Any]:
         made.update(make())
-        return {me: [*made]}
+        sent = {s: to for s, to in made.items() if holders[s][-1] == me}  # by one of the processes with the shard
+        for process in range(jax.process_count()):
+            lacks = [(s, t) for s in sent if process not in holders[s] for t in sent[s] if process in holders[t]]
+            packed.append(pickle.dumps({(s, t): sent[s][t] for s, t in lacks}) if lacks else b"")
+        return {me: [*map(len, packed)]}
 
-    shards_of = everyones(shards, mesh)
+    size_of = everyones(lengths, over.mesh)
     received = {t: {s: made[s][t] for s in made if t in made[s]} for t in made}
-    if (count := len(shards_of)) > 1:
-        home = {s: process for process, held in shards_of.items() for s in held}  # the last of those with the shard
-        packed: list[bytes] = []
-
-        def lengths() -> dict[int, Any]:
-            mine = {s: sent for s, sent in made.items() if home[s] == me}
-            for held in shards_of.values():
-                to = {(s, t): m for s, sent in mine.items() if s not in held for t, m in sent.items() if t in held}
-                packed.append(pickle.dumps(to) if to else b"")
-            return {me: [*map(len, packed)]}
-
-        size_of = everyones(lengths, mesh)
-        for step in range(1, count):
-            if longest := max(size_of[process][(process + step) % count] for process in range(count)):
-                message = _from_before(packed[(me + step) % count], longest, step, mesh)
-                message = message[: size_of[(me - step) % count][me]]
-                for (s, t), m in (pickle.loads(message) if message else {}).items():
-                    received[t][s] = m
+    count = len(size_of)
+    for step in range(1, count):
+        if longest := max(size_of[process][(process + step) % count] for process in range(count)):
+            message = _from_before(packed[(me + step) % count], longest, step, over.mesh)
+            message = message[: size_of[(me - step) % count][me]]
+            for (s, t), m in (pickle.loads(message) if message else {}).items():
+                received[t][s] = m
     return {t: dict(sorted(by_sender.items())) for t, by_sender in received.items()}
 
 
@@ -93,15 +88,16 @@ def by_owner(needs: np.ndarray, starts: np.ndarray) -> dict[int, np.ndarray]:
     return dict(zip(owners.tolist(), np.split(needs, first)[1:], strict=True))
 
 
-def fetched(wanted: dict[int, np.ndarray], B: Any, starts: np.ndarray, mesh: Mesh) -> Any:
+def fetched(wanted: dict[int, np.ndarray], B: Any, over: Distribution) -> Any:
     """The rows of the matrix B, by shard, with the numbers that each shard wants, rising."""
-    asked = delivered(lambda: {k: by_owner(rows, starts) for k, rows in wanted.items()}, mesh)
+    starts = over.starts
+    asked = delivered(lambda: {k: by_owner(rows, starts) for k, rows in wanted.items()}, over)
 
     def sent() -> Messages:
         return {k: {t: B[k][rows - starts[k]] for t, rows in by_asker.items()} for k, by_asker in asked.items()}
 
-    rows = delivered(sent, mesh)
-    return of_each(lambda k: stacked(B[k][:0], *rows[k].values()), rows, mesh)
+    rows = delivered(sent, over)
+    return of_each(lambda k: stacked(B[k][:0], *rows[k].values()), rows, over.mesh)
 
 
 def stacked(*parts: Csr) -> Csr:

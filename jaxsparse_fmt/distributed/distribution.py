@@ -47,11 +47,16 @@ class Distribution:
         return Distribution.of(self.mesh, self.axis, np.diff(cuts))
 
     @functools.cached_property
+    def holders(self) -> list[list[int]]:
+        """The processes of each piece's devices, rising."""
+        axes = [*map(self.mesh.axis_names.index, mesh_axes.names(self.axis))]
+        by_part = np.moveaxis(self.mesh.devices, axes, range(len(axes))).reshape(len(self.counts), -1)
+        return [sorted({d.process_index for d in devices}) for devices in by_part]
+
+    @functools.cached_property
     def mine(self) -> list[int]:
         """The numbers of the pieces that lie on devices of this process, rising."""
-        axes, me = [*map(self.mesh.axis_names.index, mesh_axes.names(self.axis))], jax.process_index()
-        by_part = np.moveaxis(self.mesh.devices, axes, range(len(axes))).reshape(len(self.counts), -1)
-        return [k for k, devices in enumerate(by_part) if any(d.process_index == me for d in devices)]
+        return [k for k, processes in enumerate(self.holders) if jax.process_index() in processes]
 
     def spread(self, parts: dict[int, Any]) -> Any:
         """Arrays [parts, ...] from trees of arrays on the host, one for each piece of this process, of equal shapes."""

@@ -151,7 +151,7 @@ def plan(needs: dict[int, np.ndarray], over: Distribution, itemsize: int = 8) ->
         sent = place = (np.cumsum(sizes) - sizes)[number]
         reason = f"permute in {rounds} rounds"
     send = {k: np.zeros(how.width, np.int32) for k in needs}
-    for k, asked in delivered(lambda: wanted, over.mesh).items():
+    for k, asked in delivered(lambda: wanted, over).items():
         from_k = source == k
         begin = dict(zip(target[from_k].tolist(), sent[from_k].tolist(), strict=True))
         for t, unknowns in asked.items():

@@ -155,7 +155,7 @@ def _blocks(A: Any, halo: Exchange) -> dict[int, Csr]:
         return known[needed], first[needed]
 
     halos = of_each(slots, held, mesh)
-    beyond = fetched({k: known for k, (known, _) in halos.items()}, held, starts, mesh) if halo.width else None
+    beyond = fetched({k: known for k, (known, _) in halos.items()}, held, over) if halo.width else None
 
     def block(k: int) -> Csr:
         known, slot = halos[k]
