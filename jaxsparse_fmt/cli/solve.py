@@ -19,14 +19,6 @@ from jaxsparse_fmt.cli.progress import Progress, residuals
 from jaxsparse_fmt.formats import footprint
 from jaxsparse_fmt.io import files
 
-PRECONDITIONERS = {
-    "jacobi": jax.jit(solvers.precond.jacobi),  # without jit its operations compile one by one, for seconds
-    "incomplete_cholesky": solvers.precond.incomplete_cholesky,
-    "incomplete_lu": solvers.precond.incomplete_lu,
-    "ilu": solvers.precond.ilu,
-    "multigrid": solvers.precond.multigrid,
-}
-
 
 def run(args: argparse.Namespace, progress: Progress) -> tables.Done:
     if args.plot:
@@ -60,7 +52,7 @@ def run(args: argparse.Namespace, progress: Progress) -> tables.Done:
         M = None
         if args.precond not in ("auto", "none"):
             with progress.stage("precondition", args.precond), arguments.blaming(f"--precond {args.precond}"):
-                M = jax.block_until_ready(PRECONDITIONERS[args.precond](stored.A))
+                M = jax.block_until_ready(getattr(solvers.precond, args.precond)(stored.A))
         if args.precond == "auto" or args.method in CHOOSING:  # which look at the outcome, outside jit
             M = "auto" if args.precond == "auto" else M
             solve = functools.partial(measure.chosen, stored, b, M, x0=x0, method=args.method, **options)

@@ -31,7 +31,7 @@ from jaxsparse_fmt.distributed import halo
 from jaxsparse_fmt.distributed.delivery import needed
 from jaxsparse_fmt.distributed.distribution import Distribution, placing_mesh
 from jaxsparse_fmt.distributed.halo import Exchange, exchange
-from jaxsparse_fmt.distributed.processes import agree, alone, everyones
+from jaxsparse_fmt.distributed.processes import agree, alone
 
 Array = jax.Array
 
@@ -295,15 +295,17 @@ def constrained(x: Array, over: Distribution) -> Array:
     return lax.with_sharding_constraint(x, NamedSharding(over.mesh_here, PartitionSpec(over.axis, *free)))
 
 
-def routes(over: Distribution, unknowns: dict[int, np.ndarray]) -> tuple[dict[int, Route], int]:
-    """The routes of an order of the unknowns, by part and in NumPy, and its key; all processes must call this.
+def routes(over: Distribution, order: np.ndarray | None) -> tuple[dict[int, Route], int]:
+    """The routes of an order, by part of this process and in NumPy, and its key; all processes must call this.
 
     Args:
-      unknowns: by part of this process, the user's unknown at each place.
+      order: [n] the user's unknown at each place, equal in all processes; None: the user's own order, without routes.
     """
+    if order is None:
+        return {}, 0
+    unknowns = {k: order[over.starts[k] : over.starts[k + 1]] for k in over.mine}
     blocks = over.even
-    starts = blocks.starts
-    plan = halo.plan({k: needed(unknowns[k], starts[k], starts[k + 1]) for k in unknowns}, blocks)
+    plan = halo.plan({k: needed(u, *blocks.starts[k : k + 2].tolist()) for k, u in unknowns.items()}, blocks)
     beyond = blocks.size + plan.width
 
     def route(k: int) -> Route:
@@ -311,9 +313,5 @@ def routes(over: Distribution, unknowns: dict[int, np.ndarray]) -> tuple[dict[in
         slots = np.pad(slots, (0, over.size - len(slots)), constant_values=beyond)
         return Route(slots.astype(np.int32), plan.how[k])  # pyright: ignore[reportArgumentType]
 
-    digests = everyones(lambda: {k: _digest(unknowns[k].astype(np.int64).tobytes()) for k in unknowns}, over.mesh)
-    return {k: route(k) for k in unknowns}, int.from_bytes(_digest(b"".join(digests.values())))
-
-
-def _digest(message: bytes) -> bytes:
-    return hashlib.blake2b(message, digest_size=8).digest()
+    key = hashlib.blake2b(order.astype(np.int64).tobytes(), digest_size=8).digest()
+    return {k: route(k) for k in unknowns}, int.from_bytes(key)

@@ -82,10 +82,7 @@ def shard(
     starts, perm = given["starts"], given["perm"]
     csr, entry = permuted(given["S"], perm)
     columns = starts if csr.shape[0] == csr.shape[1] else row_partition.equal(csr.shape[1], parts)
-    users = None
-    if perm is not None and entry is not None:
-        users = np.split(perm, starts[1:-1]), np.split(entry, csr.indptr[starts[1:-1]])
-    return assemble(lambda k: csr[starts[k] : starts[k + 1]], starts, columns, axis, given["request"], users)
+    return assemble(lambda k: csr[starts[k] : starts[k + 1]], starts, columns, axis, given["request"], perm, entry)
 
 
 def shard_from_rows(
@@ -173,14 +170,15 @@ def assemble(
     columns: np.ndarray,
     axis: Any,
     request: Request,
-    users: tuple[list[np.ndarray], list[np.ndarray]] | None = None,
+    unknown: np.ndarray | None = None,
+    entry: np.ndarray | None = None,
 ) -> ShardedMatrix:
     """The sharded matrix from the rows of this process's devices, in canonical CSR with all columns.
 
     Args:
       rows_of: rows_of(k) gives the rows of part k.
       starts, columns: [parts + 1], where the rows and the columns of each part begin.
-      users: by part, the user's number of each unknown, and of each entry; None: the user's order.
+      unknown, entry: [n] and [nnz] the user's number of each unknown, and of each entry; None: the user's order.
     """
     mesh = request.mesh
     over_rows, over_columns = (Distribution.of(mesh, axis, np.diff(cuts)) for cuts in (starts, columns))
@@ -198,10 +196,7 @@ def assemble(
     over_entries = Distribution.of(mesh, axis, counts)
     for over in (over_rows, over_columns, over_entries):
         building.check_addressable(int(over.starts[-1]) + over.places)  # empty places have numbers of their own
-    made_routes = []
-    if users is not None:
-        bases = zip((over_columns, over_entries), users, strict=True)
-        made_routes = [routes(over, {k: order[k] for k in cut}) for over, order in bases]
+    (of_columns, key), (of_entries, entries_key) = routes(over_columns, unknown), routes(over_entries, entry)
     blocks = {k: tuple(matrices[k] for matrices, _ in made) for k in cut}
     index, beyond = index_dtype(int(counts.max()) + 1), over_rows.size + np.arange(n_rows[1])
 
@@ -214,21 +209,17 @@ def assemble(
             entry_index = np.pad(rows.entry_index.astype(index), (0, after), constant_values=np.iinfo(index).max)
         if len(made) == 2 and request.mode == "overlap":
             boundary = np.concatenate([rows.boundary, beyond[: n_rows[1] - len(rows.boundary)]]).astype(np.int32)
-        return Shards(blocks[k], boundary, entry_index, plan.how[k]), *(route[k] for route, _ in made_routes)
+        return Shards(blocks[k], boundary, entry_index, plan.how[k]), of_columns.get(k), of_entries.get(k)
 
     held = {k: arrays(k) for k in cut}
     everyones(lambda: _check_fits(held, mesh), mesh)  # the last agreement: no process may fail alone after it
-    shards, *on_devices = over_rows.spread(held)
-    pairs = [(route, key) for route, (_, key) in zip(on_devices, made_routes, strict=True)] or [(None, 0)] * 2
-    domain, entries = (
-        ShardedBasis(route=route, key=key, over=over)
-        for over, (route, key) in zip((over_columns, over_entries), pairs, strict=True)
-    )
+    shards, route, entries_route = over_rows.spread(held)
+    domain = ShardedBasis(route=route, key=key, over=over_columns)
     return ShardedMatrix(
         shards,
         domain,
         domain if over_rows == over_columns else ShardedBasis(over=over_rows),
-        entries,
+        ShardedBasis(route=entries_route, key=entries_key, over=over_entries),
         int(counts.sum()),
         False,
         over_rows == over_columns and int(diagonals.sum()) == int(starts[-1]),
