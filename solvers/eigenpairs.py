@@ -24,6 +24,7 @@ from solvers.pencil import Pencil
 from solvers.solution import Outcome, Status, is_one_number
 
 MAXITER = 1000
+NEAREST = ", and for those nearest to 0 eigsh(A, k, sigma=0)"  # what else than a `which` finds pairs
 LOW_END = (
     "for the smallest of a discretised differential operator take sigma=0 of eigsh, or lobpcg with "
     "M=precond.multigrid(A)"

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
+from jaxsparse_fmt._arguments import check_choice
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from solvers import pencil as pencils
@@ -23,7 +24,7 @@ from solvers.core.scaling import Map, scaled, scaled_by
 from solvers.core.space import Space, exponent, length, norm, outside
 from solvers.core.stopping import RUNNING, status_of
 from solvers.core.vectors import dot, matmul, ratio
-from solvers.eigenpairs import EigenSolution, Limits, Pairs, eigenpairs, eigenproblem, limits
+from solvers.eigenpairs import NEAREST, EigenSolution, Limits, Pairs, eigenpairs, eigenproblem, limits
 from solvers.pencil import Pencil
 from solvers.solution import Status
 
@@ -110,9 +111,7 @@ def eigsh(
         inner, basis = A, IDENTITY
         v0 = v0.astype(v0.dtype if M is None else jnp.promote_types(v0.dtype, M.dtype))
     n = v0.shape[0]
-    if which not in KEYS:
-        cure = "; for those nearest to zero call eigsh(A, k, sigma=0)" if which == "SM" else ""
-        raise ValueError(f"which must be one of {', '.join(KEYS)}; got {which!r}{cure}")
+    check_choice("which", which, KEYS, NEAREST)
     ncv = arguments.int_at_least(min(n, max(2 * k + 1, NCV)) if ncv is None else ncv, "ncv", 1)
     if not k < ncv <= n:
         raise ValueError(f"ncv must be above k = {k} and at most n = {n}; got {ncv}")

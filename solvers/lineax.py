@@ -29,6 +29,7 @@ from solvers.direct import direct
 from solvers.fcg import fcg
 from solvers.lsmr import LeastSquaresSolution, lsmr
 from solvers.minres import minres
+from solvers.precond._checks import is_transpose
 from solvers.refine import METHODS, refine
 from solvers.solution import Solution, Status
 
@@ -56,7 +57,7 @@ RESULTS = {
 NOT_SETTINGS = ("A", "b", "x0", "M", "damp", "inner", "callback", "adjoint")
 
 
-class SparseOperator(Operator):
+class SparseOperator(lx.MatrixLinearOperator):
     """A matrix of any format, its transpose, or a preconditioner, as an operator of lineax.
 
     Differentiable in the matrix's values, and mapped over by vmap, as the matrix is.
@@ -69,7 +70,6 @@ class SparseOperator(Operator):
 
     matrix: Any
     dtype: np.dtype = eqx.field(static=True)
-    tags: frozenset[object] = eqx.field(static=True)
 
     def __init__(self, A: Any, tags: Any = (), *, dtype: Any = None):
         """Makes the operator.
@@ -196,11 +196,6 @@ class _Solver(lx.AbstractLinearSolver):
     def assume_full_rank(self) -> bool:
         return self.method is not lsmr
 
-    def allow_dependent_columns(self, operator: Operator) -> bool:  # the name in lineax before 0.1
-        return self.method is lsmr
-
-    allow_dependent_rows = allow_dependent_columns
-
 
 class Krylov(_Solver):
     """A method of this package as a solver of lineax, for square operators.
@@ -309,19 +304,11 @@ def _conj(A: Any) -> Any:
 
 def _alike(a: Any, b: Any) -> bool:
     """Whether two pytrees have the same structure, shapes and dtypes."""
-    if jax.tree.structure(a) != jax.tree.structure(b):
-        return False
-    leaves = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    return all((x.shape, x.dtype) == (y.shape, y.dtype) for x, y in leaves)
+    a, b = ((jax.tree.structure(v), [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(v)]) for v in (a, b))
+    return a == b
 
 
-# ------------------------------------------------------------------------------------ what lineax needs of an operator
-
-
-@lx.linearise.register(SparseOperator)
-@lx.materialise.register(SparseOperator)
-def _(operator: SparseOperator) -> SparseOperator:
-    return operator
+# ----------------------------------------------------- what lineax asks of an operator, where a dense array differs
 
 
 @lx.conj.register(SparseOperator)
@@ -338,33 +325,15 @@ def _(operator: SparseOperator) -> Array:
 @lx.tridiagonal.register(SparseOperator)
 def _(operator: SparseOperator) -> tuple[Array, Array, Array]:
     A, n = operator.matrix, operator.in_size() - 1
-    stored, side = (A, 1) if hasattr(A, "entries") else (A.T, -1)
+    if is_transpose(A):
+        main, below, above = lx.tridiagonal(SparseOperator(A.T, dtype=operator.dtype))
+        return main, above, below
+    if not hasattr(A, "entries"):
+        return lx.tridiagonal(lx.MatrixLinearOperator(operator.as_matrix()))
+    row, col, _, value = A.entries()
 
     def diagonal(offset: int) -> Array:
-        if not hasattr(stored, "entries"):
-            return jnp.diagonal(operator.as_matrix(), offset)
-        row, col, _, value = stored.entries()
-        place = jnp.where(col - row == side * offset, jnp.minimum(row, col), n)  # padding, in column n + 1, drops out
+        place = jnp.where(col - row == offset, jnp.minimum(row, col), n)  # padding, in column n + 1, drops out
         return jnp.zeros(n, operator.dtype).at[place].add(value.astype(operator.dtype), mode="drop")
 
     return lx.diagonal(operator), diagonal(-1), diagonal(1)
-
-
-@lx.is_symmetric.register(SparseOperator)
-def _(operator: SparseOperator) -> bool:
-    is_complex = jnp.issubdtype(operator.dtype, jnp.complexfloating)  # then semidefinite means Hermitian
-    semidefinite = () if is_complex else (lx.positive_semidefinite_tag, lx.negative_semidefinite_tag)
-    return not operator.tags.isdisjoint((lx.symmetric_tag, lx.diagonal_tag, *semidefinite))
-
-
-def _is_tagged(*tags: object) -> Callable[[SparseOperator], bool]:
-    return lambda operator: not operator.tags.isdisjoint(tags)
-
-
-lx.is_diagonal.register(SparseOperator, _is_tagged(lx.diagonal_tag))
-lx.is_tridiagonal.register(SparseOperator, _is_tagged(lx.tridiagonal_tag, lx.diagonal_tag))
-lx.has_unit_diagonal.register(SparseOperator, _is_tagged(lx.unit_diagonal_tag))
-lx.is_lower_triangular.register(SparseOperator, _is_tagged(lx.lower_triangular_tag))
-lx.is_upper_triangular.register(SparseOperator, _is_tagged(lx.upper_triangular_tag))
-lx.is_positive_semidefinite.register(SparseOperator, _is_tagged(lx.positive_semidefinite_tag))
-lx.is_negative_semidefinite.register(SparseOperator, _is_tagged(lx.negative_semidefinite_tag))

@@ -26,7 +26,7 @@ from solvers.core.scaling import Map, scaled
 from solvers.core.space import exponent, norm
 from solvers.core.stopping import RUNNING, status_of
 from solvers.core.vectors import matmul, ratio
-from solvers.eigenpairs import EigenSolution, Limits, Pairs, eigenpairs, eigenproblem, limits
+from solvers.eigenpairs import NEAREST, EigenSolution, Limits, Pairs, eigenpairs, eigenproblem, limits
 from solvers.eigsh import TRUE
 from solvers.pencil import Pencil
 from solvers.solution import Status
@@ -60,8 +60,8 @@ def lobpcg(
       M: a positive definite approximation of A⁻¹, or of (A − σ)⁻¹ with σ below the wanted values: anything with `@`,
         or a function r -> M·r. None: the identity.
       which: "SA" smallest, "LA" largest.
-      X0: [n, p] to start from, p ≥ k; None draws k + 3 vectors, the same at every call. Vectors beyond k make the
-        others converge faster.
+      X0: [n, p] to start from, p ≥ k, with parts along the wanted vectors; None draws k + 3 vectors, the same at every
+        call. Vectors beyond k make the others converge faster.
       maxiter: most steps, each of p products and uses of M; None allows 1000.
       tol: as in `eigsh`.
 
@@ -71,7 +71,7 @@ def lobpcg(
       >>> js.lobpcg(A, 2, M=js.precond.jacobi(A)).eigenvalues.round(3).tolist()
       [0.764, 1.764]
     """
-    check_choice("which", which, SIGNS)
+    check_choice("which", which, SIGNS, NEAREST)
     A, basis, k, X0 = eigenproblem(A, k, X0, "X0", (GUARDS,))
     n, p = X0.shape
     if not k <= p <= n:
@@ -84,9 +84,10 @@ def lobpcg(
 
 def _in_basis(plan: Any, maps: tuple[Any, Any], basis: Basis, X0: Array, limits: Limits) -> EigenSolution:
     A, M = maps
-    X = basis.enter(X0).T
-    M = None if M is None else operators.traced(within(M, basis).__matmul__, X[0])
-    return eigenpairs(Pairs(_run, plan), basis, Pencil(A), X[0], (X, limits, M))
+    # Noise follows X0, which may be zero or of dependent columns.
+    V = basis.enter(jnp.concatenate([X0, basis.noise(X0.shape, X0.real.dtype)], axis=1)).T
+    M = None if M is None else operators.traced(within(M, basis).__matmul__, V[0])
+    return eigenpairs(Pairs(_run, plan), basis, Pencil(A), V[0], (V, limits, M))
 
 
 _solve = Entry(_in_basis, lambda _, X0: (X0[:, 0], X0[:, 0]))
@@ -114,10 +115,10 @@ class State(NamedTuple):
         return self.AV[:p] - self.values[:, None] * self.V[:p]
 
 
-def _run(k: int, sign: int, pencil: Pencil, X: Array, limits: Limits, M: Map | None) -> tuple[EigenSolution, Array]:
-    """The smallest k pairs of A (sign 1) or the largest (−1) from X [p, n], p ≥ k, and ‖A‖₂ from below."""
-    A, p, norms = pencil.A, X.shape[0], jax.vmap(norm)
-    e_A = exponent(A(X[0]))
+def _run(k: int, sign: int, pencil: Pencil, V: Array, limits: Limits, M: Map | None) -> tuple[EigenSolution, Array]:
+    """The smallest k pairs of A (sign 1) or the largest (−1) from V [2·p, n], p ≥ k, and ‖A‖₂ from below."""
+    A, p, norms = pencil.A, V.shape[0] // 2, jax.vmap(norm)
+    e_A = exponent(A(V[-1]))
 
     def products(V: Array) -> Array:
         return sign * jax.vmap(lambda v: scaled(A(v), -e_A))(V)
@@ -170,11 +171,10 @@ def _run(k: int, sign: int, pencil: Pencil, X: Array, limits: Limits, M: Map | N
         state = judge(state)
         return lax.cond(state.code == RUNNING, advance, lambda state: state, state)
 
-    real, zero, running = jnp.finfo(X.dtype).dtype, jnp.int32(0), jnp.int32(RUNNING)
-    V = jnp.concatenate([X, jnp.zeros_like(X)])
+    real, zero, running = jnp.finfo(V.dtype).dtype, jnp.int32(0), jnp.int32(RUNNING)
     scalars = jnp.zeros(p, real), jnp.zeros((), real), jnp.array(jnp.inf, real), running, running, zero, zero
     # Zeros count as converged, so that the first `judge` replaces them by true products.
-    state = mesh_axes.varying(State(V, jnp.zeros_like(V), *scalars), X)
+    state = mesh_axes.varying(State(V, jnp.zeros_like(V), *scalars), V)
     state = lax.while_loop(lambda state: state.code == RUNNING, trip, state)
 
     pairs = scaled(sign * state.values, e_A), state.V, scaled(norms(state.residuals), e_A)

@@ -80,7 +80,8 @@ def check(A: Any, M: Any) -> None:
     for a, name in ((A, "A"), (M, "M")):
         if a is not None and not (hasattr(a, "entries") or checks.is_transpose(a)):
             raise TypeError(
-                f"M and sigma need jaxsparse matrices; {name} is a {type(a).__name__}: convert it with from_scipy"
+                f"M and sigma need jaxsparse matrices, which have entries; {name} is a {type(a).__name__}: "
+                "convert it with from_scipy or from_dense; for the smallest pairs of a function take lobpcg"
             )
     if M is not None and M.shape != A.shape:
         raise ValueError(f"M has shape {M.shape}; with A of shape {A.shape} it must have the same")

@@ -117,7 +117,8 @@ def svds(
     """
     shape = getattr(A, "shape", ())
     if len(shape) != 2:
-        raise TypeError(f"svds needs a matrix with a shape and @, got {type(A).__name__}")
+        got = f"shape {shape}" if shape else type(A).__name__
+        raise TypeError(f"svds needs a matrix [m, n] with a shape and @; got {got}")
     given, A = A, wrapped(A, "A")
     if isinstance(A, UserFunction):
         raise TypeError(f"svds needs a matrix that is a pytree, for its products with Aᵀ; got {type(given).__name__}")

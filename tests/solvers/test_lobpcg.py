@@ -48,6 +48,11 @@ def test_entries_of_any_size_take_the_same_steps_and_a_start_at_the_vectors_none
     assert lobpcg(lambda v: A @ v, K, X0=vectors).iterations == 0
 
 
+def test_a_start_of_zeros_finds_the_pairs_and_not_zeros():
+    a = hermitian()
+    assert_pairs(lobpcg(a, K, X0=np.zeros((N, K))), a, wanted(a, K, "SA"))
+
+
 @pytest.mark.parametrize(
     ("change", "options", "status"),
     few(
