@@ -23,10 +23,7 @@ from jaxsparse_fmt.formats import footprint
 COUNTS = (1, 2, 4, 8, 32)
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--dtypes", nargs="+", default=["float32", "float64"])
-    parser.add_argument("--cases", type=int, nargs="+", help="numbers of the matrices; default: all")
-    parser.add_argument("--scale", type=float, help="size of the matrices; default 1, on a CPU 1/20")
+options = spmv.options_of_suite
 
 
 def of_matrix(name: str, S: Any, dtype: str, copy: float, rounds: dict[str, Any]) -> Iterator[Row]:
@@ -54,7 +51,7 @@ def of_matrix(name: str, S: Any, dtype: str, copy: float, rounds: dict[str, Any]
 
 def sections(args: argparse.Namespace, header: dict[str, str]) -> report.Sections:
     copy = timing.copy_bandwidth(args.small)
-    scale = spmv.scale(args)
+    scale = spmv.scale(args.small)
     header |= {"copy": f"{copy / 1e9:.0f} GB/s", "scale": f"{scale:g}"}
     rounds = spmv.QUICK if args.small else spmv.ROUNDS[report.platform_here()]
 

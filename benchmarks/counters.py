@@ -3,30 +3,24 @@
     python -m benchmarks counters benchmarks/results/2026-11-27_suite_h100.json --json out.json
 
 Takes the matrices of results of `benchmarks spmv` on which "auto" is less than `--below` times as fast as cuSPARSE,
-each in the type in which it is the slowest. Processes make and convert them; then `ncu`, which must be on the PATH,
-runs one product a matrix and after each a marker, a small kernel of CuPy's. Of several kernels of a product the longest
-counts. A figure is a fraction of what the unit sustains; if no unit is near its peak, loads wait for one another.
+each in the type in which it is the slowest. `ncu`, which must be on the PATH, counts one product a matrix and after
+each a marker, a small kernel of CuPy's. Of several kernels of a product the longest counts. A figure is a fraction of
+what the unit sustains; if no unit is near its peak, loads wait for one another.
 """
 
 import argparse
 import csv
-import functools
 import json
-import multiprocessing
-import pickle
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-import jaxsparse_fmt as jsf
 from benchmarks import report, spmv, suite
 from benchmarks.report import Row
 from jaxsparse_fmt.choose import ranking
@@ -40,43 +34,30 @@ NCU += ["--cache-control", "none", "--clock-control", "none", "--metrics", ",".j
 MARKER = "cupy_"  # the name of each kernel of CuPy's begins so
 
 
-def made(folder: Path, scale: float, number: int, row: Row) -> str:
-    """Writes the matrix of a row in the format of "auto", with NumPy's arrays, and returns the format."""
-    jax.config.update("jax_enable_x64", True)
-    case = next(case for cases in suite.SUITES.values() for case in cases if case.name == row["matrix"])
-    S = suite.tamed(case.make(scale))
-    choice = ranking.rank(S, row["dtype"], platform="gpu")[0]
-    with spmv.on_host():
-        A = jsf.from_scipy(S, choice.format, dtype=row["dtype"], max_bytes=2**36, **choice.layout)
-    (folder / f"{number:03}").write_bytes(pickle.dumps(jax.tree.map(np.asarray, A)))
-    return spmv.label(choice)
+def profiled(folder: str, scale: float) -> None:
+    """A product of the matrix of each row that is stored there, and the marker, within what Nsight Compute counts.
 
-
-def profiled(folder: Path) -> None:
-    """A product of each matrix that is stored there, and the marker, within what Nsight Compute counts."""
+    Stores the formats, which are those of "auto".
+    """
     import cupy  # pyright: ignore[reportMissingImports]
 
     jax.config.update("jax_enable_x64", True)
-    marker = cupy.zeros(1)
-    with ThreadPoolExecutor() as pool:  # of threads, since compiling takes longer than all the rest
-        ready = list(pool.map(_compiled, sorted(folder.glob("[0-9]*"))))
-    report.log(f"{len(ready)} products compiled")
-    for on_host, product in ready:
-        A = jax.device_put(on_host)
+    cases, marker = {case.name: case for cases in suite.SUITES.values() for case in cases}, cupy.zeros(1)
+    formats = []
+    for row in json.loads(Path(folder, "rows").read_text()):
+        S = suite.tamed(cases[row["matrix"]].make(scale))
+        choice = ranking.rank(S, row["dtype"])[0]
+        A: Any = jax.device_put(spmv.converted(S, choice, "auto"), jax.devices()[0]).astype(row["dtype"])
         x = jnp.ones(A.shape[1], A.dtype)
-        jax.block_until_ready(product(A, x))
+        jax.block_until_ready(spmv.product(A, x))
         cupy.cuda.runtime.profilerStart()
-        jax.block_until_ready(product(A, x))
+        jax.block_until_ready(spmv.product(A, x))
         marker += 1
         cupy.cuda.Device().synchronize()
         cupy.cuda.runtime.profilerStop()
-        report.log(f"{A.nnz:,} entries counted")
-
-
-def _compiled(path: Path) -> tuple[Any, Callable[..., Any]]:
-    """A matrix on the host, and its product on the device."""
-    A = pickle.loads(path.read_bytes())
-    return A, spmv.product.lower(A, spmv.vector(A, A.dtype)).compile()
+        formats.append(spmv.label(choice))
+        report.log(f"{row['matrix']}, {row['dtype']} counted")
+    Path(folder, "formats").write_text(json.dumps(formats))
 
 
 def counted(lines: list[str]) -> list[Row]:
@@ -99,29 +80,25 @@ def counted(lines: list[str]) -> list[Row]:
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("tables", type=Path, nargs="+", help="results of benchmarks spmv")
     parser.add_argument("--below", type=float, default=1.2, help="times the speed of cuSPARSE; default 1.2")
-    parser.add_argument("--workers", type=int, default=8, help="processes that make and convert matrices")
 
 
 def sections(args: argparse.Namespace, header: dict[str, str]) -> report.Sections:
     rows = [row for table in args.tables for row in json.loads(table.read_text())["rows"] if row["ratio"] < args.below]
     slowest = {row["matrix"]: row for row in sorted(rows, key=lambda row: -row["ratio"])}
-    rows = sorted(slowest.values(), key=lambda row: -row["nnz"])  # the longest to make first
+    rows = [{key: row[key] for key in ("matrix", "dtype", "ratio")} for row in slowest.values()]
+    scale = 1 / 2000 if args.small else 1.0
 
     def counters() -> Iterator[Row]:
         with tempfile.TemporaryDirectory() as name:
             log = Path(name, "log.csv")
-            spawn = multiprocessing.get_context("spawn")
-            with ProcessPoolExecutor(args.workers, spawn, max_tasks_per_child=1) as pool:
-                make = functools.partial(made, Path(name), 1 / 2000 if args.small else 1.0)
-                formats = list(pool.map(make, range(len(rows)), rows))
-            report.log(f"{len(rows)} matrices made")
-            code = f"import pathlib; from benchmarks import counters; counters.profiled(pathlib.Path({name!r}))"
+            Path(name, "rows").write_text(json.dumps(rows))
+            code = f"from benchmarks import counters; counters.profiled({name!r}, {scale})"
             command = [*NCU, "--log-file", str(log), sys.executable, "-c", code]
             quiet = subprocess.DEVNULL
             subprocess.run(command, check=True, start_new_session=True, stdin=quiet, stdout=quiet)
+            formats = json.loads(Path(name, "formats").read_text())
             found = counted(log.read_text().splitlines())
         for row, format, of_kernel in zip(rows, formats, found, strict=True):
-            row = {"matrix": row["matrix"], "dtype": row["dtype"], "format": format, "ratio": row["ratio"]}
-            yield row | of_kernel
+            yield row | {"format": format} | of_kernel
 
     return {"counters": counters}

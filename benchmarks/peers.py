@@ -13,91 +13,94 @@ the first process of a side fills them, the second one counts.
 
 import argparse
 import functools
+import importlib
+import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
-from benchmarks import report
-from benchmarks.report import Row
-
-RTOL, WARM = 1e-8, 5
-
-CHILD = """
-import importlib, json, sys, time
-import numpy as np
-import scipy.sparse.linalg
 import jax
 import jax.numpy as jnp
-import jax.scipy.sparse.linalg
+import numpy as np
+import scipy.sparse.linalg
+from jax.experimental.sparse import BCSR
+from jax.scipy.sparse.linalg import cg as cg_of_jax
+
 import jaxsparse_fmt as jsf
 import solvers
-from jax.experimental.sparse import BCSR
+from benchmarks import report, timing
+from benchmarks.report import Row
 
-side, n, rtol, warm = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
-jax.config.update("jax_enable_x64", True)
-jax.block_until_ready(jax.jit(lambda x: x + 1)(jnp.ones(8)))
-S = jsf.gallery.poisson(n)
-b = np.random.default_rng(0).standard_normal(S.shape[0])
-format, wait = "csr", jax.block_until_ready
+RTOL, MAXITER, WARM = 1e-8, 10_000, 5
+ENOUGH = 10.0  # seconds of warm solves, after which none begins
+Solve = Callable[[], Any]
 
-def ours(M):
-    global format
-    A = jsf.from_scipy(S)
-    format, M = A.name, solvers.precond.multigrid(A) if M else None
-    c = jnp.asarray(b)
-    return lambda: solvers.cg(A, c, rtol=rtol, M=M, maxiter=10_000).x
 
-def jax_scipy():
+def ours(S: Any, b: np.ndarray, multigrid: bool = False) -> Solve:
+    A, c = jsf.from_scipy(S), jnp.asarray(b)
+    M = solvers.precond.multigrid(A) if multigrid else None
+    return lambda: solvers.cg(A, c, rtol=RTOL, M=M, maxiter=MAXITER).x
+
+
+def by_jax(S: Any, b: np.ndarray) -> Solve:
     A, c = BCSR.from_scipy_sparse(S), jnp.asarray(b)
-    solve = jax.jit(lambda A, c: jax.scipy.sparse.linalg.cg(lambda v: A @ v, c, tol=rtol, maxiter=10_000)[0])
+    solve = jax.jit(lambda A, c: cg_of_jax(lambda v: A @ v, c, tol=RTOL, maxiter=MAXITER)[0])
     return lambda: solve(A, c)
 
-def cupy_cg():
-    sparse = importlib.import_module("cupyx.scipy.sparse")
+
+def by_cupy(S: Any, b: np.ndarray) -> Solve:
+    cupy, sparse = importlib.import_module("cupy"), importlib.import_module("cupyx.scipy.sparse")
     cg = importlib.import_module("cupyx.scipy.sparse.linalg").cg
     A, c = sparse.csr_matrix(scipy.sparse.csr_matrix(S)), cupy.asarray(b)
-    return lambda: cg(A, c, rtol=rtol, maxiter=10_000)[0]
 
-def scipy_cg():
-    return lambda: scipy.sparse.linalg.cg(S, b, rtol=rtol, atol=0.0, maxiter=10_000)[0]
+    def solve() -> Any:
+        x = cg(A, c, rtol=RTOL, maxiter=MAXITER)[0]
+        cupy.cuda.Device().synchronize()
+        return x
 
-if side == "CuPy":
-    cupy = importlib.import_module("cupy")
-    cupy.ones(8) + 1
-    wait = lambda x: cupy.cuda.Device().synchronize()
-prepare = {
-    "jaxsparse": lambda: ours(False),
-    "jaxsparse, multigrid": lambda: ours(True),
-    "jax.scipy": jax_scipy,
-    "CuPy": cupy_cg,
-    "SciPy": scipy_cg,
-}[side]
+    return solve
 
-def seconds(f):
-    wall, cpu = time.perf_counter(), time.process_time()
-    result = f()
-    wait(result)
-    return result, time.perf_counter() - wall, time.process_time() - cpu
 
-def first():
-    global solve
-    solve = prepare()
-    return solve()
+def by_scipy(S: Any, b: np.ndarray) -> Solve:
+    return lambda: scipy.sparse.linalg.cg(S, b, rtol=RTOL, atol=0.0, maxiter=MAXITER)[0]
 
-x, *cold = seconds(first)
-times = [seconds(solve)[1:]]
-while len(times) < warm and sum(wall for wall, _ in times) < 10:
-    times.append(seconds(solve)[1:])
-least = [min(column) for column in zip(*times)]
-x = np.asarray(x.get() if side == "CuPy" else x)
-true = float(np.linalg.norm(b - S @ x) / np.linalg.norm(b))
-row = {"format": format, "cold s": cold[0], "warm s": least[0], "cold cpu s": cold[1], "warm cpu s": least[1]}
-print(json.dumps(row | {"residual": true}))
-"""
+
+SIDES: dict[str, Callable[[Any, np.ndarray], Solve]] = {
+    "jaxsparse": ours,
+    "jaxsparse, multigrid": functools.partial(ours, multigrid=True),
+    "jax.scipy": by_jax,
+    "CuPy": by_cupy,
+    "SciPy": by_scipy,
+}
+
+
+def child(side: str, n: int) -> None:
+    """Prints, as JSON, what a side takes in this process."""
+    jax.config.update("jax_enable_x64", True)
+    jax.block_until_ready(jax.jit(lambda x: x + 1)(jnp.ones(8)))
+    if side == "CuPy":
+        _ = importlib.import_module("cupy").ones(8) + 1
+    S = jsf.gallery.poisson(n)
+    b = np.random.default_rng(0).standard_normal(S.shape[0])
+
+    def first() -> tuple[Solve, Any]:
+        solve = SIDES[side](S, b)
+        return solve, solve()
+
+    (solve, x), *cold = timing.timed(first)
+    times = [timing.timed(solve)[1:]]
+    while len(times) < WARM and sum(wall for wall, _ in times) < ENOUGH:
+        times.append(timing.timed(solve)[1:])
+    wall, cpu = map(min, zip(*times, strict=True))
+    x = np.asarray(x.get() if side == "CuPy" else x)
+    residual = float(np.linalg.norm(b - S @ x) / np.linalg.norm(b))
+    row = {"cold s": cold[0], "warm s": wall, "cold cpu s": cold[1], "warm cpu s": cpu, "residual": residual}
+    print(json.dumps(row))
 
 
 def solved(side: str, n: int, cache: str | None = None) -> Row:
     """What a fresh process measures; `cache` as in `report.fresh`."""
-    return report.fresh(CHILD, side, n, RTOL, WARM, cache=cache)
+    return report.fresh(f"from benchmarks.peers import child; child({side!r}, {n})", cache=cache)
 
 
 def solves(n: int) -> Iterator[Row]:

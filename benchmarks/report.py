@@ -151,7 +151,7 @@ def write(path: Path, header: dict[str, str], rows: list[Row]) -> None:
         scratch.replace(target)
 
 
-def fresh(code: str, *arguments: object, cache: str | None = None) -> Row:
+def fresh(code: str, cache: str | None = None) -> Row:
     """What Python prints last, as JSON, when a process of its own runs `code`.
 
     Args:
@@ -164,7 +164,7 @@ def fresh(code: str, *arguments: object, cache: str | None = None) -> Row:
     settings |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     if cache is not None:
         settings |= {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    command = [sys.executable, "-c", code, *map(str, arguments)]
+    command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(done.stderr)

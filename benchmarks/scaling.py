@@ -12,14 +12,13 @@ its count of steps. `--only processes` compares processes of one device each wit
 import argparse
 import dataclasses
 import functools
-import itertools
 import json
 import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -50,38 +49,25 @@ class Problem:
     starts: Callable[[int], Any] = lambda parts: None
 
 
-def factor(unknown: np.ndarray, dtype: Any = float) -> np.ndarray:
+def factor(unknown: np.ndarray) -> np.ndarray:
     """10^±1.5 for each unknown, by its number."""
-    return (10 ** (1.5 * np.sin(78.233 * (unknown % 1_000_003)))).astype(dtype)
+    return 10 ** (1.5 * np.sin(78.233 * (unknown % 1_000_003)))
 
 
 def stencil(extents: tuple[int, int, int], points: int, scaled: bool = True) -> Problem:
     """A grid with −1 for the 6 or 26 neighbours of each point, and their number on the diagonal."""
-    every = np.array(list(itertools.product((-1, 0, 1), repeat=3)))
-    offsets = every if points == 27 else every[np.abs(every).sum(axis=1) <= 1]
-    strides = np.array([extents[1] * extents[2], extents[2], 1])
-    n, reach = int(np.prod(extents)), int(strides.sum())
-    index = np.int32 if n + reach < 2**31 else np.int64
-    scale = factor if scaled else np.ones_like
+    make = jsf.gallery.poisson if points == 7 else jsf.gallery.hpcg
+    n, plane = int(np.prod(extents)), extents[1] * extents[2]
+    index = np.int32 if n < 2**31 else np.int64
 
     def piece(start: int, stop: int) -> scipy.sparse.csr_array:
-        row, low = np.arange(start, stop, dtype=index), max(start - reach, 0)
-        scales = scale(np.arange(low, min(stop + reach, n)), float)
-        point = [row // stride % extent for stride, extent in zip(strides.astype(index), extents, strict=True)]
-        # For each axis and step along it, -1, 0 and 1, whether there is a neighbour.
-        there = [(x > 0, True, x < extent - 1) for x, extent in zip(point, extents, strict=True)]
-        inside = np.empty((len(row), points), bool)
-        for k, offset in enumerate(offsets):
-            inside[:, k] = functools.reduce(np.logical_and, (there[axis][step + 1] for axis, step in enumerate(offset)))
-        lengths = inside.sum(axis=1)
-        col = (row[:, None] + (offsets @ strides).astype(index))[inside]
-        row_of = np.repeat(row, lengths)
-        data = np.where(col == row_of, points - 1.0, -1.0) * scales[row_of - low] * scales[col - low]
-        row_ptr = np.zeros(len(row) + 1, index if len(col) < 2**31 else np.int64)
-        np.cumsum(lengths, out=row_ptr[1:])
-        csr = scipy.sparse.csr_array((data, col, row_ptr), shape=(stop - start, n))
-        csr.has_canonical_format = True
-        return csr
+        """Rows of the planes of points around these, cut out."""
+        first, last = max(start // plane - 1, 0), min(-(-stop // plane) + 1, extents[0])
+        rows = make((last - first, *extents[1:]))[start - first * plane : stop - first * plane]
+        col = rows.indices.astype(index) + index(first * plane)
+        if scaled:
+            rows.data *= np.repeat(factor(np.arange(start, stop)), np.diff(rows.indptr)) * factor(col)
+        return scipy.sparse.csr_array((rows.data, col, rows.indptr), shape=(stop - start, n))
 
     def rows_of(start: int, stop: int) -> scipy.sparse.csr_array:
         ends = [*(range(start, stop, PIECE) or [start]), stop]
@@ -118,10 +104,10 @@ def _format(A: Any) -> str:
 
 
 class Bench:
-    """Times steps on each count of devices, of problems whose names start with one of `problems`."""
+    """Times steps on each count of devices."""
 
-    def __init__(self, counts: list[int], modes: list[str], small: bool, problems: Sequence[str] = ("",)):
-        self.counts, self.modes, self.small, self.problems = counts, modes, small, tuple(problems)
+    def __init__(self, counts: list[int], modes: list[str], small: bool):
+        self.counts, self.modes, self.small = counts, modes, small
         self.devices = jax.devices()
         self.poisson = functools.cache(self._poisson)  # for two sections
 
@@ -130,8 +116,6 @@ class Bench:
         alone = None
         for count in self.counts:
             problem = problem_of(count)
-            if not problem.name.startswith(self.problems):
-                return
             problem = dataclasses.replace(problem, rows_of=functools.cache(problem.rows_of))  # for all modes
             for mode in self.modes if count > 1 else ["-"]:
                 start = time.perf_counter()
@@ -172,9 +156,8 @@ class Bench:
             (f"Holstein-Hubbard {sites}, {sites}, {phonons}", jsf.gallery.holstein_hubbard, (sites, sites, phonons)),
             (f"power law {nodes:,}", jsf.gallery.power_law, (nodes,)),
         ):
-            if name.startswith(self.problems):
-                problem = irregular(name, make(*size))
-                yield from self.steps(lambda _, problem=problem: problem, is_weak=False)
+            problem = irregular(name, make(*size))
+            yield from self.steps(lambda _, problem=problem: problem, is_weak=False)
 
     def _poisson(self, count: int) -> tuple[Any, jax.Array]:
         """A 7-point matrix with the same work on every device, and a vector."""
@@ -283,7 +266,6 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(workers=2)  # `processes` starts others on the same GPUs
     parser.add_argument("--devices", type=int, nargs="+", help="such as 1 8; default: 1, 2, 4, 8, as far as they exist")
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
-    parser.add_argument("--problems", nargs="+", default=[""], help="first words of those to step, as in the tables")
 
 
 def sections(args: argparse.Namespace, header: dict[str, str]) -> report.Sections:
@@ -292,14 +274,6 @@ def sections(args: argparse.Namespace, header: dict[str, str]) -> report.Section
     if counts[-1] > there or counts[0] < 1:
         raise SystemExit(f"--devices {counts}: JAX sees {there}")
     header["devices"] = str(there)
-    bench = Bench(counts, args.modes, args.small, args.problems)
-    made = (
-        bench.weak,
-        bench.strong,
-        bench.products,
-        bench.refinement,
-        bench.irregular,
-        bench.multigrid,
-        bench.processes,
-    )
-    return {f.__name__: f for f in made}
+    bench = Bench(counts, args.modes, args.small)
+    names = ("weak", "strong", "products", "refinement", "irregular", "multigrid", "processes")
+    return {name: getattr(bench, name) for name in names}

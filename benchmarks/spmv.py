@@ -10,15 +10,14 @@ The opponent is the fastest of cuSPARSE's CSR (ALG1, ALG2, both preprocessed, an
 sliced ELL (also with its rows sorted by length, so that y is in their order) and BSR where there are blocks; on a CPU
 SciPy's csr @ x takes its place. On a GPU products of square matrices are timed in chains, x ← A·x, in one program of
 ours and one CUDA graph of theirs, since a single call waits for Python: theirs 5 µs and ours up to 90. With `--json` an
-interrupted run keeps its rows. A matrix is left out if it does not get the device before the limit.
+interrupted run keeps its rows.
 
 Matrices are made, converted and compiled on the host. With several workers other processes do that while one times on
 the GPU. The fastest opponent and all of our formats are timed several times in turn, and the median counts. `tune`
-would choose by its own clock (`choose/timing.py`); the table takes those of its candidates that `--others` includes.
+would choose by its own clock (`choose/timing.py`); the table takes those of its candidates that were timed.
 
 A row of the JSON is a matrix and a dtype: `opponents` has µs by method, or the reason for their absence, `ours` the
-counts and the time of every timed format, by which `benchmarks choices` judges the rules of "auto", and `predicted` the
-whole ranking.
+counts and the time of every timed format, by which `benchmarks choices` judges the rules of "auto".
 """
 
 import argparse
@@ -45,6 +44,7 @@ from jaxsparse_fmt.kernels.backends import selection
 
 Timer = Callable[..., float]  # seconds; arguments go to `timing.seconds_per_call`
 WRONG = 1e-3  # relative error from which a product is wrong and its time does not count
+OTHERS = 3  # formats timed besides that of "auto"
 HOPELESS = 3.0  # formats of a larger predicted cost, over the first, are not timed
 # Of `timing.seconds_per_call`. A busy host takes up to 1 ms to begin a round of ours, which would be 12% of 8 ms.
 ROUNDS = {"gpu": {"rounds": 1, "seconds": 0.04}, "cpu": {"rounds": 3, "seconds": 0.04}}
@@ -108,25 +108,16 @@ class Ready:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """The settings of a run, which all matrices share.
-
-    Attributes:
-      cases: the name of the suite.
-      others: the number of formats timed besides that of "auto".
-      formats: timed whatever their rank.
-      copy: bytes a second.
-      rounds: arguments of `timing.seconds_per_call`.
-    """
+    """The settings of a run, which all matrices share."""
 
     platform: str
-    cases: str
+    cases: str  # the name of the suite
     scale: float
     dtypes: list[str]
     backends: list[str]
-    others: int
-    formats: list[str]
-    copy: float
-    rounds: dict[str, Any]
+    formats: list[str]  # timed whatever their rank
+    copy: float  # bytes a second
+    rounds: dict[str, Any]  # arguments of `timing.seconds_per_call`
     passes: int
 
     def rows(self, number: int) -> list[Row]:
@@ -140,7 +131,7 @@ class Run:
         problem = Problem.of(S, self.platform)
         opponent = cusparse.Opponent(S) if self.platform == "gpu" else None
         rankings = {dtype: choose.rank(S, dtype, backend=backend) for dtype in self.dtypes}
-        few = {label(c): c for ranking in rankings.values() for c in picked(ranking, self.others)}
+        few = {label(c): c for ranking in rankings.values() for c in picked(ranking)}
         few |= {name: jsf.Choice(name, {}, 0, 0, 0.0, "") for name in self.formats}
         stored = {name: converted(S, choice, backend) for name, choice in few.items()}
         ready = {dtype: {name: Ready.of(A, dtype, problem) for name, A in stored.items()} for dtype in self.dtypes}
@@ -152,12 +143,11 @@ class Run:
                 theirs = self.in_turn(rivals, ours, timers)
                 for one in ours:
                     one |= {"storage": counts[dtype][one["label"]]} if one["label"] in counts[dtype] else {}
-                predicted = [{"label": label(c), "cost": c.cost, "moved": c.moved, "reason": c.reason} for c in ranking]
                 candidates = [label(c) for c in choose.best_layouts(ranking)[: tune.CANDIDATES]]
                 yield {
                     "matrix": case.name, "class": case.kind, "dtype": dtype,
                     "rows": S.shape[0], "cols": S.shape[1], "nnz": S.nnz, "chained": bool(problem.chained),
-                    "opponents": theirs, "ours": ours, "predicted": predicted,
+                    "opponents": theirs, "ours": ours,
                     **compared(theirs, ours, candidates), "backend": backend,
                 }  # fmt: skip
 
@@ -301,9 +291,9 @@ def label(choice: jsf.Choice | Storage) -> str:
     return " ".join([choice.format, *(f"{k}={v}" for k, v in choice.layout.items())])
 
 
-def picked(choices: list[jsf.Choice], others: int) -> list[jsf.Choice]:
-    """The best layouts of the format that ranks first and of the `others` that rank next."""
-    best = choose.best_layouts(choices)[: 1 + others]
+def picked(choices: list[jsf.Choice]) -> list[jsf.Choice]:
+    """The best layouts of the format that ranks first and of those that rank next."""
+    best = choose.best_layouts(choices)[: 1 + OTHERS]
     return [c for c in best if c.cost <= HOPELESS * best[0].cost]
 
 
@@ -337,47 +327,36 @@ def compared(theirs: Row, ours: list[Row], candidates: list[str]) -> Row:
     }  # fmt: skip
 
 
-def options(parser: argparse.ArgumentParser) -> None:
+def options_of_suite(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtypes", nargs="+", default=["float32", "float64"])
-    parser.add_argument("--suite", choices=suite.SUITES, default="standard")
     parser.add_argument("--cases", type=int, nargs="+", help="numbers of the matrices; default: all")
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    options_of_suite(parser)
+    parser.add_argument("--suite", choices=suite.SUITES, default="standard")
     parser.add_argument("--backends", nargs="+", default=["auto"])
-    parser.add_argument("--others", type=int, default=3, help="formats timed besides auto's; default 3")
-    parser.add_argument("--formats", nargs="+", default=[], choices=jsf.FORMATS, help="timed besides those")
-    parser.add_argument("--scale", type=float, help="size of the matrices; default 1, on a CPU 1/20")
-    parser.add_argument("--limit", type=float, default=900, help="seconds after which the run ends, about")
+    parser.add_argument("--formats", nargs="+", default=[], choices=jsf.FORMATS, help="timed whatever their rank")
     parser.add_argument("--workers", type=int, default=1, help="processes that make, convert and compile")
 
 
-def scale(args: argparse.Namespace) -> float:
-    return args.scale or (1 / 2000 if args.small else 1 if report.platform_here() == "gpu" else 1 / 20)
+def scale(small: bool) -> float:
+    """The size of the matrices."""
+    return 1 / 2000 if small else 1 if report.platform_here() == "gpu" else 1 / 20
 
 
 def sections(args: argparse.Namespace, header: dict[str, str]) -> report.Sections:
     platform = report.platform_here()
     copy = timing.copy_bandwidth(args.small)
-    rounds, passes, others = (QUICK, 1, min(args.others, 1)) if args.small else (ROUNDS[platform], PASSES, args.others)
-    header |= {
-        "copy": f"{copy / 1e9:.0f} GB/s",
-        "suite": args.suite,
-        "scale": f"{scale(args):g}",
-        "others": f"{others}",
-    }
+    rounds, passes = (QUICK, 1) if args.small else (ROUNDS[platform], PASSES)
+    header |= {"copy": f"{copy / 1e9:.0f} GB/s", "suite": args.suite, "scale": f"{scale(args.small):g}"}
     if platform == "gpu":
         try:
             header["cusparse"] = str(cusparse.library().version)
         except cusparse.Absent as absent:
             header["cusparse"] = str(absent)
-    settings = args.suite, scale(args), args.dtypes, args.backends, others, args.formats
+    settings = args.suite, scale(args.small), args.dtypes, args.backends, args.formats
     run = Run(platform, *settings, copy, rounds, passes)
     numbers = args.cases or range(len(suite.SUITES[args.suite]))
 
-    def products() -> Iterator[Row]:
-        left_out = []
-        for number, rows in zip(numbers, workers.each(run.rows, numbers, args.limit, args.workers), strict=True):
-            yield from rows
-            if not rows:
-                left_out.append(suite.SUITES[args.suite][number].name)
-                header["left out"] = ", ".join(left_out)
-
-    return {"products": products}
+    return {"products": lambda: (row for rows in workers.each(run.rows, numbers, args.workers) for row in rows)}

@@ -19,10 +19,7 @@ def test_a_run_writes_figures_and_a_table(tmp_path):
         assert row["auto"] == row["ours"][0]["label"] and row["error"] < 1e-5
         assert row["share"] > 0
         assert set(row["opponents"]) == {"SciPy csr @ x"}
-        assert row["predicted"][0]["label"] == row["auto"]
-        assert {o["label"]: o["cost"] for o in row["ours"]}.items() <= {
-            p["label"]: p["cost"] for p in row["predicted"]
-        }.items()
+        assert [one["cost"] for one in row["ours"]] == sorted(one["cost"] for one in row["ours"])
     table = path.with_suffix(".md").read_text()
     assert "7-point, small" in table
     assert sorted(p.name for p in path.parent.iterdir()) == ["out.json", "out.md"]
