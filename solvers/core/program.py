@@ -20,7 +20,6 @@ from jax.sharding import PartitionSpec
 from jaxsparse_fmt._tracing import in_trace
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import Basis
-from jaxsparse_fmt.formats import memory
 from jaxsparse_fmt.kernels.backends import jax_versions
 from solvers.core.operators import Function, UserFunction, traced
 
@@ -126,7 +125,7 @@ class Entry:
           others: pytrees of arrays.
           calls: whether the program calls the user: unless it is traced, the result returns after the last call.
         """
-        quick = not jax_versions.is_traced_here() and memory.device(v, maps).platform == "cpu"
+        quick = not jax_versions.is_traced_here()
         call = self.quick if quick else self.plain
         if UserFunction in map(type, maps):
             given, maps = maps, self._traced(static, maps, v)

@@ -110,9 +110,9 @@ def _finest(A: Any, B: Any, theta: float, rooms: Rooms) -> Matrix | None:
     near = None if B is None else jnp.asarray(B, np.float64).reshape(-1)
     padding = _in_thread(programs.padded.lower(rooms.rows, rooms.entries, A, near).compile)
     ahead = _compiled(rooms, A.values.sharding if A.values.committed else None)
-    padded, near = padding.result()(A, near)
+    padded, near, zeros = padding.result()(A, near)
     wait(ahead[:1])
-    known = programs.measured(padded, near, jnp.zeros_like(near), A.shape[0])
+    known = programs.measured(padded, near, zeros, A.shape[0])
     usual, *divides = np.asarray(known.scalars)[4:8]
     if not usual or any(programs.is_blocks(padded, b) for b in programs.BLOCKS[np.array(divides) > 0]):
         return None

@@ -55,8 +55,8 @@ def _pointers(A: Any) -> Array:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def padded(n: int, nnz: int, A: Any, near: Array | None) -> tuple[Any, Array]:
-    """A padded to n rows and nnz entries; `near`, of ones if None, is padded by its first entry."""
+def padded(n: int, nnz: int, A: Any, near: Array | None) -> tuple[Any, Array, Array]:
+    """A padded to n rows and nnz entries; `near`, of ones if None, padded by its first entry; and zeros [n]."""
 
     def fitted(a: Array, size: int, fill: Any = 0) -> Array:
         return jnp.pad(a, (0, size - a.shape[0]), constant_values=fill)
@@ -64,7 +64,7 @@ def padded(n: int, nnz: int, A: Any, near: Array | None) -> tuple[Any, Array]:
     data, col, ptr = A.csr_arrays()
     near = jnp.ones(A.shape[0]) if near is None else near
     arrays = fitted(data.astype(np.float64), nnz), fitted(col, nnz), fitted(ptr, n + 1, ptr[-1])
-    return csr(arrays, (n, n)), fitted(near, n, near[0])
+    return csr(arrays, (n, n)), fitted(near, n, near[0]), jnp.zeros(n)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
