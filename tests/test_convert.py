@@ -11,7 +11,7 @@ from jax.experimental import sparse
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt.choose import tune
-from jaxsparse_fmt.formats.memory import aligned_copy
+from jaxsparse_fmt.formats.memory import aligned
 from solvers import cg
 from tests.marks import deep
 from tests.process import printed
@@ -100,8 +100,8 @@ def test_the_input_is_not_changed(kind):
 )
 def test_writing_in_the_input_later_changes_no_matrix(layout):
     """Not even if it begins where JAX on a CPU would work in NumPy's memory."""
-    T = sp.csr_array(tuple(aligned_copy(a, a.dtype) for a in (S.data, S.indices, S.indptr)), S.shape)
-    A, data = layout.of(T), aligned_copy(np.arange(S.nnz), S.dtype)
+    T = sp.csr_array(tuple(aligned(a, a.dtype) for a in (S.data, S.indices, S.indptr)), S.shape)
+    A, data = layout.of(T), aligned(np.arange(S.nnz), S.dtype)
     B = A.with_data(data)
     given = T.data, T.indices, T.indptr, data
     assert not any(np.shares_memory(np.asarray(a), g) for a in jax.tree.leaves((A, B)) for g in given)

@@ -12,7 +12,7 @@ from jax.experimental import sparse
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt import interchange
-from jaxsparse_fmt.formats.memory import aligned_copy
+from jaxsparse_fmt.formats.memory import aligned
 from tests.marks import few
 from tests.zoo import ALL, CASES, FIRST_LAYOUTS
 
@@ -122,7 +122,7 @@ class Foreign:
 
 
 def test_csr_arrays_come_in_by_dlpack_without_a_copy():
-    arrays = tuple(map(aligned_copy, (S.data, S.indices, S.indptr), (S.dtype, np.int32, np.int32)))
+    arrays = tuple(map(aligned, (S.data, S.indices, S.indptr), (S.dtype, np.int32, np.int32)))
     A = jsf.from_cupy(Foreign(arrays, S.shape))
     np.testing.assert_array_equal(A.todense(), S.toarray())
     shared = [a.unsafe_buffer_pointer() for a in (A.values, A.col_idx, A.row_ptr)]

@@ -15,7 +15,6 @@ import numpy as np
 from jax import lax
 
 from jaxsparse_fmt._dtypes import index_dtype
-from jaxsparse_fmt._text import readable_bytes
 from jaxsparse_fmt._tracing import is_concrete, is_on_cpu, is_traced
 from jaxsparse_fmt._types import Array, Csr, CsrArrays
 from jaxsparse_fmt.core.faces import Absent
@@ -91,8 +90,7 @@ def masked(S: Csr, mask: Array) -> tuple[Csr, Array]:
 
 def check_list(n: int, what: str) -> None:
     """Refuses a list that the memory cannot hold, or whose length exceeds 32 bits."""
-    takes = f"the list of the {n} {what} would take {readable_bytes(SORTED * n)}"
-    building.check_free(SORTED * n, takes, "take some of the rows at a time")
+    building.check_free(SORTED * n, f"the list of the {n} {what}", "take some of the rows at a time")
     building.check_bound(what, n)
 
 

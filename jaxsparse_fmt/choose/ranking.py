@@ -113,7 +113,8 @@ def rank(S: Any, dtype: Any = None, platform: str | None = None, backend: str = 
     pattern = PatternCounts(csr, dtype, platform, shares)
     choices = []
     for name in NATIVE if kernels == "numba" else FORMATS:
-        choices += [_choice(s, pattern, kernels) for s in FORMATS[name]._footprints(pattern)]
+        for storage in FORMATS[name]._footprints(pattern):
+            choices.append(_choice(storage, pattern, kernels))
     return sorted(choices, key=operator.attrgetter("cost"))
 
 

@@ -204,7 +204,7 @@ def csr_arrays(csr: Csr, dtype: Any) -> tuple[jax.Array, ...]:
     if namespace(csr.data) is not np:
         return tuple(jnp.asarray(a, kind) for a, kind in arrays)
     if puts_on_cpu():  # an array of JAX's on a CPU may share NumPy's memory
-        return on_device([memory.aligned_copy(a, kind) for a, kind in arrays])
+        return on_device([memory.aligned(a, kind) for a, kind in arrays])
     return jax.block_until_ready(on_device([np.asarray(a, kind) for a, kind in arrays]))
 
 
@@ -280,7 +280,7 @@ def check_memory(
     in_csr = csr.nnz * (itemsize + 4) + 4 * csr.shape[0]
     if needed <= limit(in_csr, max_bytes):
         check_addressable(n_stored)
-        check_free(needed, f"format {name!r} would take {readable_bytes(needed)}")
+        check_free(needed, f"format {name!r}")
         return
     if n_stored == csr.nnz:
         raise TooLarge(
@@ -303,21 +303,21 @@ def check_memory(
 def check_pointers(n: int, what: str, nnz: int, target: Target) -> None:
     """Raises TooLarge, before pointers are allocated, if most of the `n` rows or columns have no entries."""
     pointers, entries, max_bytes = 4 * (n + 1), nnz * (target.dtype.itemsize + 4), target.max_bytes
-    takes = f"pointers to {n} {what} would take {readable_bytes(pointers)}"
     if pointers > limit(entries, None) and (max_bytes is None or pointers > max_bytes):
         raise TooLarge(
-            f"{takes} for {readable_bytes(entries)} of entries; leave out {what} without entries and number the "
-            f"others, or pass max_bytes={pointers} to insist"
+            f"pointers to {n} {what} would take {readable_bytes(pointers)} for {readable_bytes(entries)} of entries; "
+            f"leave out {what} without entries and number the others, or pass max_bytes={pointers} to insist"
         )
-    check_free(pointers, takes)
+    check_free(pointers, f"pointers to {n} {what}")
 
 
-def check_free(needed: int, takes: str, cure: str = "use format='auto' of from_scipy, a narrower dtype") -> None:
-    """Raises TooLarge, whose message begins with `takes`, if more bytes are needed than are free."""
+def check_free(needed: int, what: str, cure: str = "use format='auto' of from_scipy, a narrower dtype") -> None:
+    """Raises TooLarge if more bytes are needed for `what` than are free."""
     free = memory.free() if needed > SMALL_CHANGE else None
     if free is not None and needed > free:
         raise TooLarge(
-            f"{takes}, where {readable_bytes(free)} of memory are free; {cure}, or a device with more memory"
+            f"{what} would take {readable_bytes(needed)}, where {readable_bytes(free)} of memory are free; {cure}, "
+            "or a device with more memory"
         )
 
 

@@ -270,16 +270,15 @@ def _shares(offsets: Array, start: Array, n_rows: int) -> tuple[Array, Array]:
 
 def _mirrored_on_host(values, pattern, n_rows: int, below, above, distance) -> np.ndarray:
     """As `_mirrored`, in NumPy."""
-    arrays = [values] if pattern is None else [values, unpack_pattern(pattern, values.size)]
-    arrays = [a.reshape(-1, n_rows) for a in arrays]
-
-    def differ(image: np.ndarray, diagonal: np.ndarray) -> bool:
-        return not np.array_equal(image, diagonal)
-
-    def equal(b: int, a: int, d: int) -> bool:
-        return not any(in_some_piece(differ, held[a, : n_rows - d], held[b, d:]) for held in arrays)
-
-    return np.array([equal(*pair) for pair in zip(below, above, distance, strict=True)])
+    grids, differ = [values], np.zeros(below.size, bool)
+    if pattern is not None:
+        grids.append(unpack_pattern(pattern, values.size))
+    for grid in grids:
+        grid = grid.reshape(-1, n_rows)
+        for k in np.flatnonzero(~differ):
+            b, a, d = below[k], above[k], distance[k]
+            differ[k] = in_some_piece(lambda x, y: not np.array_equal(x, y), grid[a, : n_rows - d], grid[b, d:])
+    return ~differ
 
 
 @functools.partial(jax.jit, static_argnums=2)
