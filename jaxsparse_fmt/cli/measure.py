@@ -96,34 +96,21 @@ def prepare(
     x0: np.ndarray | None = None,  # [n]
     **options: Any,
 ) -> Callable[[], Any]:
-    """Compiles the solver, called inside jit as solver(A, b, x0, M=M, **options).
-
-    Returns:
-      A function that solves and returns the solver's result, complete on the device.
+    """A function that returns solver(A, b, x0, M=M, **options), complete on the device; it is compiled here, except
+    `solve`, which looks at the outcome outside jit.
     """
-    A, on_device = stored.A, jnp.asarray(b, stored.A.dtype)
-    start = None if x0 is None else jnp.asarray(x0, stored.A.dtype)
-    compiled = jax.jit(functools.partial(solver, **options)).lower(A, on_device, start, M=M).compile()
+    A = stored.A
+    given = A, jnp.asarray(b, A.dtype), None if x0 is None else jnp.asarray(x0, A.dtype)
+    run: Any = functools.partial(solver, **options)
+    if solver is not solve:
+        run = jax.jit(run).lower(*given, M=M).compile()
 
-    return lambda: _finished(compiled(A, on_device, start, M=M))
+    def solved() -> Any:
+        solution = jax.block_until_ready(run(*given, M=M))
+        jax.effects_barrier()  # the last progress report
+        return solution
 
-
-def chosen(
-    stored: Stored,
-    b: np.ndarray,  # [n]
-    M: Any,
-    x0: np.ndarray | None = None,  # [n]
-    **options: Any,
-) -> Any:
-    """The result of `solvers.solve`, complete on the device."""
-    start = None if x0 is None else jnp.asarray(x0, stored.A.dtype)
-    return _finished(solve(stored.A, jnp.asarray(b, stored.A.dtype), start, M=M, **options))
-
-
-def _finished(solution: Any) -> Any:
-    jax.block_until_ready(solution)
-    jax.effects_barrier()  # the last progress report
-    return solution
+    return solved
 
 
 def relative_residual(S: scipy.sparse.csr_array, b: np.ndarray, x: np.ndarray) -> float:

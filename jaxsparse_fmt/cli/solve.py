@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import functools
 import io
 from pathlib import Path
 
@@ -49,13 +48,12 @@ def run(args: argparse.Namespace, progress: Progress) -> tables.Done:
     with arguments.word_length(dtype):
         with progress.stage("convert", f"{S.nnz:,} entries to {dtype}"), arguments.blaming(args.file):
             stored = measure.store(S, dtype, args.format, args.backend, args.devices)
-        M = None
+        M = {"auto": "auto", "none": None}.get(args.precond)
         if args.precond not in ("auto", "none"):
             with progress.stage("precondition", args.precond), arguments.blaming(f"--precond {args.precond}"):
                 M = jax.block_until_ready(getattr(solvers.precond, args.precond)(stored.A))
-        if args.precond == "auto" or args.method in CHOOSING:  # which look at the outcome, outside jit
-            M = "auto" if args.precond == "auto" else M
-            solve = functools.partial(measure.chosen, stored, b, M, x0=x0, method=args.method, **options)
+        if args.precond == "auto" or args.method in CHOOSING:
+            solve = measure.prepare(solvers.solve, stored, b, M, x0, method=args.method, **options)
         else:
             with progress.stage("compile", f"{args.method} on {stored.A.name} for {measure.device()}"):
                 solve = measure.prepare(getattr(solvers, args.method), stored, b, M, x0, **options)

@@ -307,7 +307,7 @@ def test_a_fault_of_the_library_is_not_blamed_on_the_file(poisson: str, monkeypa
         def broken(*args, error=error, **options):
             raise error("INTERNAL: a bug")
 
-        monkeypatch.setattr(measure, "chosen", broken)
+        monkeypatch.setattr(measure, "prepare", broken)
         with pytest.raises(error, match="a bug"):
             main.main(["solve", poisson])
 
@@ -324,7 +324,7 @@ def test_too_little_memory_is_one_line_with_the_cure(error, cure: str, poisson: 
     def large(*args, **options):
         raise error
 
-    monkeypatch.setattr(measure, "chosen", large)
+    monkeypatch.setattr(measure, "prepare", large)
     line = refused(capsys, "solve", poisson)
     assert line.startswith(f"{poisson}: ") and re.search(cure, line)
 
