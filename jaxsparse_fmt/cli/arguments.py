@@ -100,14 +100,9 @@ def check_picture(out: str, *inputs: str) -> None:
 def check_output(
     out: str, suffixes: tuple[str, ...], *inputs: str, kind: str | None = None, piped: str | None = None
 ) -> str:
-    """The suffix of the kind of file to write.
+    """The suffix of the kind of file to write: `kind`, of --out-format, or that of the name; `piped` for "-".
 
-    Args:
-      kind: of --out-format; None leaves the kind to the name.
-      piped: the kind that standard output, "-", takes.
-
-    Raises:
-      BadInput: a name without one of the suffixes, a file that cannot be written or that is one of the inputs.
+    Raises BadInput for a name without one, a file that cannot be written, or one of the inputs.
     """
     if out == "-" and piped:
         if kind not in (None, piped):

@@ -81,13 +81,8 @@ def _symmetry(S: scipy.sparse.csr_array) -> str:
 
 
 def asymmetry(S: scipy.sparse.csr_array, mirror: scipy.sparse.sparray | None = None) -> tuple[int, int, float]:
-    """The entry of a square S that differs most from its mirror image, and by how much more than `ASYMMETRY` allows.
-
-    Args:
-      mirror: the mirror image of S; None takes the conjugate transpose.
-
-    Returns:
-      (row, column, excess); an excess of 0 means equal to rounding. NaNs count as equal.
+    """The row and column of the entry of a square S that differs most from the mirror image, by default Sᴴ, and by how
+    much more than `ASYMMETRY` allows: 0 if all are equal to rounding. NaNs count as equal.
     """
     if S.nnz == 0:
         return 0, 0, 0.0

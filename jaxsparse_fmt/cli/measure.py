@@ -48,14 +48,7 @@ def store(
     backend: str = "auto",
     devices: int = 1,
 ) -> Stored:
-    """S in the given format; on one device in that format's best layout by `choose.rank`.
-
-    Args:
-      devices: how many devices hold the rows: the first that JAX sees.
-
-    Raises:
-      ValueError, TypeError: as `from_scipy` does; there are fewer devices.
-    """
+    """S in the given format; on one device in that format's best layout by `choose.rank`. Errors as in `from_scipy`."""
     csr = canonical(S)
     if devices > 1:
         mesh = jax.sharding.Mesh(np.array(first_devices(devices)), ("rows",))
@@ -76,11 +69,7 @@ def store(
 
 
 def first_devices(count: int) -> list[Any]:
-    """The first `count` devices that JAX sees.
-
-    Raises:
-      ValueError: there are fewer.
-    """
+    """The first `count` devices that JAX sees. Raises ValueError if there are fewer."""
     found = jax.devices()
     if count > len(found):
         cure = "; XLA_FLAGS=--xla_force_host_platform_device_count=8 makes it eight" if device() == "the CPU" else ""

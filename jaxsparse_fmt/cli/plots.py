@@ -35,13 +35,7 @@ def draw(
     curves: Mapping[str, Any] | None = None,
     rtol: float | None = None,
 ) -> None:
-    """Draws a canonical matrix, and the convergence of solvers.
-
-    Args:
-      name: of the matrix, for the title.
-      curves: as of `plot.convergence`; without any, only the matrix is drawn.
-      rtol: the relative residual that the user wants, drawn as a line.
-    """
+    """Draws a canonical matrix, and the convergence of solvers if there are curves, as for `plot.convergence`."""
     import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -67,13 +61,7 @@ def draw_comparison(
     times: Mapping[str, Sequence[float]],
     rtol: float,
 ) -> None:
-    """Draws convergence, and the seconds of both sides as bars.
-
-    Args:
-      curves: as of `plot.convergence`, for two sides.
-      times: seconds of both sides, by the name of what was timed.
-      rtol: the relative residual that the user wants, drawn as a line.
-    """
+    """Draws the convergence of two sides, and as bars their seconds, by the name of what was timed."""
     import matplotlib
     from matplotlib.figure import Figure
 

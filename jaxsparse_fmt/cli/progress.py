@@ -63,11 +63,8 @@ def _write(text: str) -> None:
 
 
 def residuals(show: Callable[[str, float], None], start: float, target: float) -> Callable[[int, float], None]:
-    """A solver's `progress` callback that shows iterations, residual, and the fraction of the decades gained.
-
-    Args:
-      show: of a `Progress`.
-      start, target: residual norms before the first iteration and at the end.
+    """A solver's `progress` callback that shows iterations, residual, and the fraction of the decades gained of those
+    between two residual norms, before the first iteration and at the end.
     """
     decades = math.log(start) - math.log(target) if 0 < target < start < math.inf else 0.0
 

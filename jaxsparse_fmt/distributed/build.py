@@ -150,11 +150,7 @@ def _conversion(
 
 
 def _cuts(starts: Any, n: int, parts: int) -> np.ndarray:
-    """Where the rows of each part begin, and n.
-
-    Raises:
-      ValueError, TypeError: `starts` does not rise from 0 to n, or holds no integers.
-    """
+    """Where the rows of each part begin, and n."""
     cuts = row_partition.equal(n, parts) if starts is None else np.asarray(starts)
     if not np.issubdtype(cuts.dtype, np.integer):
         raise TypeError(f"starts must be integers, the numbers of rows; got {starts!r}")
@@ -232,11 +228,7 @@ def assemble(
 
 
 def _axis_and_mesh(mesh: Any, axis: Any) -> tuple[Any, int, Mesh]:
-    """The axis, the number of devices along it, and the mesh for the arrays.
-
-    Raises:
-      TypeError: `mesh` is no mesh. ValueError: it has no such axis, or leaves processes out.
-    """
+    """The axis, the number of devices along it, and the mesh for the arrays."""
     if not isinstance(mesh, Mesh):
         raise TypeError(
             "mesh must be a jax.sharding.Mesh, such as Mesh(jax.devices(), ('rows',)), or jax.sharding.get_mesh() "

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import functools
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import numpy as np
@@ -40,32 +40,23 @@ class Request:
             raise ValueError("format='tune' measures a matrix of one device; name what from_scipy took for some rows")
 
 
-Part: TypeAlias = tuple[dict[int, SparseMatrix], str]  # matrices on the host, by shard; the reason for their format
-
-
-def in_one_format(csrs: dict[int, Csr], n_rows: int, request: Request) -> Part:
-    """The matrices of this process's shards, in the format, layout and shape that all shards share, of NumPy arrays.
-
-    Args:
-      csrs: canonical, with all columns of the part.
-      n_rows: of all matrices, of which those with fewer get empty ones.
-
-    Raises:
-      ValueError: as in `from_scipy`, in every process; or with "auto" no format suits all shards.
+def in_one_format(csrs: dict[int, Csr], n_rows: int, request: Request) -> tuple[dict[int, SparseMatrix], str]:
+    """The matrices of this process's shards, in the format, layout and shape that all shards share, of NumPy arrays;
+    those with fewer than `n_rows` rows get empty ones. Errors as in `from_scipy`, in every process.
     """
     csrs = {k: _taller(csr, n_rows) for k, csr in csrs.items()}
     nnz = everyones(lambda: {k: csr.nnz for k, csr in csrs.items()}, request.mesh)
     largest = max(nnz, key=lambda k: (nnz[k], -k))
     name = request.format
     if name not in CHOOSERS:
-        return _stored_as(name, request.layout, csrs, largest, request, "asked for")
+        return _stored_as(name, request.layout, csrs, largest, request), f"in {name}, asked for"
     choices = _ranked(csrs, nnz, request)
     for place, choice in enumerate(choices):
         first = "first" if place == 0 else f"{place + 1}, the first that suits every shard,"
-        why = f"ranked {first} of {len(choices)} for the slowest shard: {choice.reason}"
+        why = f"in {choice.format}, ranked {first} of {len(choices)} for the slowest shard: {choice.reason}"
         # Sizes were estimated: padded to equal shapes, a format may be too large for a shard that is not the slowest.
         with contextlib.suppress(TooLarge) if choice is not choices[-1] else contextlib.nullcontext():
-            return _stored_as(choice.format, choice.layout, csrs, largest, request, why)
+            return _stored_as(choice.format, choice.layout, csrs, largest, request), why
     raise AssertionError("the last choice is taken or raises")
 
 
@@ -99,8 +90,8 @@ def _ranked(csrs: dict[int, Csr], nnz: dict[int, int], request: Request) -> list
 
 
 def _stored_as(
-    name: str, layout: dict[str, Any], csrs: dict[int, Csr], largest: int, request: Request, why: str
-) -> Part:
+    name: str, layout: dict[str, Any], csrs: dict[int, Csr], largest: int, request: Request
+) -> dict[int, SparseMatrix]:
     def converted(k: int) -> SparseMatrix:
         with _arrays_on_host():  # a thread's own setting
             return build(csrs[k], name, request.target, **layout)
@@ -111,9 +102,7 @@ def _stored_as(
         layout = everyones(lambda: {k: A.layout for k, A in matrices.items()}, request.mesh)[largest]
     matrices |= of_each(converted, csrs.keys() - matrices.keys(), request.mesh)
     with _arrays_on_host():
-        matrices = padding.alike({k: matrices[k] for k in csrs}, request.mesh)
-    first = next(iter(matrices.values()))
-    return matrices, f"in {first.name}, {why}"
+        return padding.alike({k: matrices[k] for k in csrs}, request.mesh)
 
 
 def _arrays_on_host() -> contextlib.AbstractContextManager[Any]:

@@ -21,27 +21,13 @@ CUTS = ("nnz", "rows")
 
 
 def partition(csr: Csr, parts: int, by: Any = "nnz", reorder: Any = None) -> tuple[np.ndarray, np.ndarray | None]:
-    """Cuts the rows of a matrix into contiguous pieces, in the user's order or a new one.
-
-    Args:
-      csr: canonical CSR on the host.
-      parts: how many pieces; some are empty where there are fewer rows.
-      by: "nnz" for equally many entries, "rows" for equally many rows; or integers [n], the part of each unknown of a
-        square matrix, as `boxes`.
-      reorder: "rcm" renumbers by reverse Cuthill-McKee first, which gathers the entries around the diagonal; or a
-        permutation [n], whose place k takes unknown reorder[k].
+    """Cuts the rows of a canonical matrix into contiguous pieces, in the user's order or a new one; `by`, `reorder` and
+    errors as in `shard`.
 
     Returns:
       [parts + 1] int64: piece k has the places starts[k] to starts[k + 1] − 1.
       [n] int64: place i holds the unknown perm[i]; None: the user's own order.
-
-    Raises:
-      TypeError: `by` is neither a word nor integers.
-      ValueError: an unknown word, a number that is not that of a part, a `reorder` that is no permutation, two ways of
-        renumbering, or one for a matrix that is not square.
     """
-    if isinstance(by, str):
-        check_choice("by", by, CUTS, ", or the part of each unknown")
     if not isinstance(by, str):
         name = "by= with the part of each unknown"
         if reorder is not None:
@@ -52,6 +38,7 @@ def partition(csr: Csr, parts: int, by: Any = "nnz", reorder: Any = None) -> tup
                 "allow; use by='nnz' or by='rows'"
             )
         return _by_parts(by, csr.shape[0], parts)
+    check_choice("by", by, CUTS, ", or the part of each unknown")
     perm = None if reorder is None else order_of(csr, reorder)
     if by == "rows":
         return equal(csr.shape[0], parts), perm

@@ -62,17 +62,8 @@ _CUT = "it is cut short, or the size line is wrong"
 
 
 def parse(source: Any) -> "scipy.sparse.coo_array | np.ndarray":
-    """The matrix of a file, expanded, float64 or complex128, with duplicates not yet summed.
-
-    Args:
-        source: a path, or a binary file that is open for reading.
-
-    Returns:
-        [rows, cols]: a coordinate file's entries with their mirror images, or an array file's array.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: not Matrix Market, or malformed; the message names the file, the line and the cure.
+    """The matrix of a file, float64 or complex128: a coordinate file's entries, duplicates too, with their mirror
+    images, or an array file's array. Arguments and errors as in `read_scipy`.
     """
     with contextlib.ExitStack() as stack:
         if hasattr(source, "read"):

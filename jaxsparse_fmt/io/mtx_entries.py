@@ -66,14 +66,8 @@ def read(
     pieces: Callable[[], Iterator[bytes]],  # of whole lines, from the first after the head on
     head: Head,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """All entries.
-
-    Returns:
-      rows and columns [entries] int32, or int64 if the matrix needs it, counted from 0, none of an array file;
-      values [entries], float64 or complex128, ones of a pattern.
-
-    Raises:
-      ValueError: that names the first line that is wrong.
+    """Rows and columns [entries] int32, or int64 if the matrix needs it, from 0, none of an array file; values
+    [entries], float64 or complex128, ones of a pattern. Raises ValueError that names the first wrong line.
     """
     from scipy.io import mmread
 
@@ -167,11 +161,7 @@ def by_line(
     entries: int,  # before the piece
     lines: int,  # before the piece
 ) -> tuple[bytes, int, int]:
-    """A piece in the spelling that SciPy reads, its entries and its lines.
-
-    Raises:
-      ValueError: that names the first line that is wrong.
-    """
+    """A piece in the spelling that SciPy reads, its entries and its lines. Raises ValueError as `read`."""
     spelled, first = [], entries
     for number, line in enumerate(piece.removesuffix(b"\n").split(b"\n"), lines + 1):
         try:
