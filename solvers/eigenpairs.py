@@ -134,15 +134,14 @@ def eigenproblem(A: Any, k: Any, start: Any, name: str, more: tuple[int, ...]) -
         off = np.abs(A - A.conj().T).max(initial=0)
         if off > 1e-3 * np.abs(A).max(initial=0):
             raise ValueError(f"A must be symmetric, or Hermitian if complex; A and its adjoint differ by {off:.3g}")
-    inner = operators.operator(A, n, "A")
-    inner, basis = inner.in_basis, inner.basis
+    A = operators.operator(A, n, "A")
     if (k := arguments.int_at_least(k, "k", 1)) >= n:
         raise ValueError(f"k must be below n = {n}; got {k}. For all eigenpairs take jnp.linalg.eigh of a dense array")
     if start is None:
         dtype = jnp.finfo(jnp.promote_types(floating_dtype(getattr(A, "dtype", float), "A"), jnp.float32)).dtype
-        start = basis.noise((n, *(min(k + guards, n) for guards in more)), dtype)
-    dtype = jnp.result_type(operators.product_dtype(inner, start, "A"), start.dtype, jnp.float32)
-    return inner, basis, k, basis.accept(start).astype(dtype)
+        start = A.basis.noise((n, *(min(k + guards, n) for guards in more)), dtype)
+    dtype = jnp.result_type(operators.product_dtype(A, start, "A"), start.dtype, jnp.float32)
+    return A.in_basis, A.basis, k, A.basis.accept(start).astype(dtype)
 
 
 def eigenpairs(rules: "Pairs", basis: Basis, pencil: Pencil, like: Array, frozen: tuple[Any, ...]) -> EigenSolution:
@@ -164,33 +163,33 @@ class Pairs(opaque.Rules):
 
     The loop is not differentiated. From A·v = λ·M·v and vᴴ·M·v = 1 follow dλ = vᴴ·r and
     (A − λ·M)·dv = −(1 − M·v·vᴴ)·r with r = (dA − λ·dM)·v. The systems are singular in the direction of v alone. With
-    P = 1 − v·vᴴ·M, K = Pᴴ·(A − λ·M)·P + size·M·v·vᴴ·M is regular, and a solution with K has no component along v
+    P = 1 − v·vᴴ·M, K = Pᴴ·(A − λ·M)·P + scale·M·v·vᴴ·M is regular, and a solution with K has no component along v
     (Magnus 1985, Theorem 1). The pairs do not depend on the other inputs of the loop.
 
     Attributes:
-      loop: (*static, pencil, *frozen) -> the pairs, and the size of A − λ·M.
+      loop: (*static, pencil, *frozen) -> the pairs, and the norm of A − λ·M.
     """
 
     loop: Callable[..., tuple[EigenSolution, Array]]
     static: tuple[Any, ...]
 
-    def compute(self, given: tuple[Pencil, Any]) -> tuple[EigenSolution, Array]:
-        pencil, frozen = given
-        sol, size = self.loop(*self.static, pencil, *frozen)
+    def compute(self, inputs: tuple[Pencil, Any]) -> tuple[EigenSolution, Array]:
+        pencil, frozen = inputs
+        sol, scale = self.loop(*self.static, pencil, *frozen)
         finite = functools.reduce(jnp.logical_and, [jnp.all(jnp.isfinite(a)) for a in jax.tree.leaves(sol)])
         values, X = jnp.where(finite, sol.eigenvalues, 0), jnp.where(finite, sol.eigenvectors, 0)
         known = finite | (sol.code == Status.NOT_POSITIVE_DEFINITE)
         code = jnp.where(known, sol.code, Status.NON_FINITE).astype(jnp.int32)
-        return dataclasses.replace(sol, eigenvalues=values, eigenvectors=X, code=code), size
+        return dataclasses.replace(sol, eigenvalues=values, eigenvectors=X, code=code), scale
 
-    def jvp(self, given: tuple[Pencil, Any], tangents: tuple[Pencil, Any]) -> tuple[Any, Any]:
-        pencil, d_pencil = given[0], tangents[0]
-        sol, size = self(given)
-        values, X, unit = sol.eigenvalues, sol.eigenvectors, lax.stop_gradient(jnp.where(size == 0, 1, size))
+    def jvp(self, inputs: tuple[Pencil, Any], tangents: tuple[Pencil, Any]) -> tuple[Any, Any]:
+        pencil, d_pencil = inputs[0], tangents[0]
+        sol, scale = self(inputs)
+        values, X, unit = sol.eigenvalues, sol.eigenvectors, lax.stop_gradient(jnp.where(scale == 0, 1, scale))
         no_pairs = (sol.code == Status.NON_FINITE) | (sol.code == Status.NOT_POSITIVE_DEFINITE)
         sound = jnp.where(no_pairs, jnp.nan, 1.0).astype(values.dtype)
         r = opaque.jvp(lambda pencil: pencil.residual(values, sound * X), pencil, d_pencil)
-        d_sol, d_size = opaque.undefined((sol, size), d_pencil)
+        d_sol, d_scale = opaque.undefined((sol, scale), d_pencil)
         d_values = d_X = None
         if r is not None:
 
@@ -206,7 +205,7 @@ class Pairs(opaque.Rules):
             d_X = d_X - X * jnp.sum(jnp.conj(pencil.mass(X)) * d_X, axis=0)
             if pencil.M is not None and (dM_X := opaque.jvp(lambda M: M(X), pencil.M, d_pencil.M)) is not None:
                 d_X = d_X - X * (jnp.sum(jnp.conj(X) * dM_X, axis=0) / 2)
-        return (sol, size), (dataclasses.replace(d_sol, eigenvalues=d_values, eigenvectors=d_X), d_size)
+        return (sol, scale), (dataclasses.replace(d_sol, eigenvalues=d_values, eigenvectors=d_X), d_scale)
 
 
 def _solve_off(pencil: Pencil, K: Map, unit: Array, values: Array, X: Array, rhs: Array) -> Array:
@@ -249,6 +248,6 @@ def _solve_off(pencil: Pencil, K: Map, unit: Array, values: Array, X: Array, rhs
 
 def _minres(A: Map, M: Map, b: Array) -> Array:
     eps, zero = jnp.finfo(b.dtype).eps, jnp.zeros((), jnp.finfo(b.dtype).dtype)
-    steps = steps_per_check(b.shape[0], arguments.memory.device().platform)
+    options = iterate.Options(0, steps_per_check(b.shape[0], arguments.memory.device().platform), None, None)
     limits = stopping.Limits(eps**0.75 + zero, zero, jnp.int32(min(10 * b.shape[0], 2**31 - 1)), zero)
-    return iterate.run(HERE, MINRES, iterate.Options(0, steps, None, None), iterate.System(A, M, b, None, limits))[0]
+    return iterate.run(HERE, MINRES, options, iterate.System(A, M, b, None, limits))[0]

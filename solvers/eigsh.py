@@ -106,9 +106,9 @@ def eigsh(
     is_pencil = M is not None or sigma is not None
     if is_pencil:
         pencils.check(A, M)
-    inner, basis, k, v0 = eigenproblem(A, k, v0, "v0", ())
+    in_basis, basis, k, v0 = eigenproblem(A, k, v0, "v0", ())
     if is_pencil:
-        inner, basis = A, IDENTITY
+        in_basis, basis = A, IDENTITY
         v0 = v0.astype(v0.dtype if M is None else jnp.promote_types(v0.dtype, M.dtype))
     n = v0.shape[0]
     check_choice("which", which, KEYS, NEAREST)
@@ -121,7 +121,7 @@ def eigsh(
     else:
         factors = pencils.shifted(A, M, sigma)
     basis.agree(lambda: {"k": k, "which": which, "ncv": ncv, "tol": tol, "maxiter": maxiter})
-    return _solve((k, which, m), (inner, M), basis, v0, factors, limits(tol, maxiter))
+    return _solve((k, which, m), (in_basis, M), basis, v0, factors, limits(tol, maxiter))
 
 
 def _in_basis(plan: Any, maps: tuple[Any, Any], basis: Basis, v0: Array, more: Any, limits: Limits) -> EigenSolution:
@@ -150,8 +150,8 @@ class State(NamedTuple):
     products: Array
 
 
-class Operator(NamedTuple):
-    """What the basis is made of: an operator, self-adjoint in the inner product of M, both of a size about 1.
+class Scaled(NamedTuple):
+    """What the basis is made of: an operator, self-adjoint in the inner product of M, both of a norm about 1.
 
     Attributes:
       rounding: the relative error of a product, beyond eps.
@@ -173,7 +173,7 @@ class Operator(NamedTuple):
 def _run(
     space: Space, k: int, which: str, m: int, pencil: Pencil, v0: Array, limits: Limits
 ) -> tuple[EigenSolution, Array]:
-    """The pairs by a basis of m vectors, and the size of A − λ·M.
+    """The pairs by a basis of m vectors, and the norm of A − λ·M.
 
     The loop scales the operator and M by powers of two, from their products with v0: this is exact, and no square
     under- or overflows.
@@ -188,7 +188,7 @@ def _run(
         scaled_noise = noise * (2 + state.size + state.cycles)  # another for each row of each basis
         return jnp.where(state.products == 0, v0, scaled_noise - 2 * jnp.round(scaled_noise / 2))
 
-    operator = Operator(
+    operator = Scaled(
         scaled_by(lambda v: pencil.seen(pencil.operator(v)), e_A),
         pencil.mass if pencil.M is None else scaled_by(pencil.mass, e_M),
         0.0 if shift is None else scaled(10 * jnp.finfo(real).eps * shift.scale(shift.sigma), e_A),
@@ -215,22 +215,22 @@ def _run(
     return EigenSolution(values[order], X[:, order], code, *counts, norms[order]), unit
 
 
-def _by_operator(pencil: Pencil, operator: Operator, limits: Limits, state: State, X: Array) -> tuple[Array, ...]:
-    """The pairs, their residual norms, the size of A − λ·M, and which norms are small enough, and which rounding."""
+def _by_operator(pencil: Pencil, operator: Scaled, limits: Limits, state: State, X: Array) -> tuple[Array, ...]:
+    """The pairs, their residual norms, the norm of A − λ·M, and which norms are small enough, and which rounding."""
     (e_A, e_M), A_X, MX = operator.exponents, operator.apply(X), operator.mass(X)
     values = jnp.sum(jnp.conj(MX) * A_X, axis=0).real
     lost = A_X - values * X
-    size = norm(lost) if MX is X else jnp.sqrt(jnp.abs(dot(lost, operator.mass(lost))))
+    norms = norm(lost) if MX is X else jnp.sqrt(jnp.abs(dot(lost, operator.mass(lost))))
     rounding = (TRUE + state.cycles) * jnp.finfo(X.dtype).eps * state.norm
-    judged = jnp.stack([size <= limits.allowed(values, state.norm, TRUE + state.cycles), size <= ROUNDED * rounding])
-    values, size, unit = *scaled(jnp.stack([values, size]), e_A), scaled(state.norm, e_A)
+    judged = jnp.stack([norms <= limits.allowed(values, state.norm, TRUE + state.cycles), norms <= ROUNDED * rounding])
+    values, norms, unit = *scaled(jnp.stack([values, norms]), e_A), scaled(state.norm, e_A)
     if MX is X:
-        return values, X, size, unit, judged
+        return values, X, norms, unit, judged
     X = scaled(X, -e_M // 2)
     return values, X, length(pencil.residual(values, X)), unit * jnp.max(length(pencil.mass(X)) / length(X)), judged
 
 
-def _by_inverse(pencil: Pencil, operator: Operator, limits: Limits, state: State, X: Array) -> tuple[Array, ...]:
+def _by_inverse(pencil: Pencil, operator: Scaled, limits: Limits, state: State, X: Array) -> tuple[Array, ...]:
     """As `_by_operator`, after a step of inverse iteration, by the true residual."""
     shift: Any = pencil.shift
     X = X if pencil.M is None else scaled(X, -operator.exponents[1] // 2)
@@ -251,7 +251,7 @@ def _by_inverse(pencil: Pencil, operator: Operator, limits: Limits, state: State
     return values, X, norms, jnp.max(scale), judged
 
 
-def _step(operator: Operator, state: State) -> State:
+def _step(operator: Scaled, state: State) -> State:
     """One product, and the next row of the basis from it; a random row instead where the last product gave none."""
     V, j, fresh = state.V, state.size, state.fresh
     i, row, eps = jnp.maximum(j - 1, 0), jnp.arange(V.shape[0]), jnp.finfo(V.dtype).eps
@@ -288,7 +288,7 @@ def _step(operator: Operator, state: State) -> State:
     )
 
 
-def _restart(k: int, which: str, limits: Limits, operator: Operator, state: State) -> State:
+def _restart(k: int, which: str, limits: Limits, operator: Scaled, state: State) -> State:
     """Judges the pairs, and keeps the best: `keep` of them and the direction of their residuals, or locked ones alone.
 
     A Krylov space has one vector of each eigenspace. So the loop locks the wanted pairs once they have converged: a
@@ -311,8 +311,8 @@ def _restart(k: int, which: str, limits: Limits, operator: Operator, state: Stat
     values = jnp.where(locked, state.values[:m], values)
     Y = jnp.where(locked[:, None] | locked, jnp.eye(m, dtype=Y.dtype), Y)
     coupling = T[m, m - 1].real * Y[m - 1]  # the residual of a pair is this multiple of the last row
-    residual_norms, size = jnp.abs(coupling), jnp.where(locked, 0, jnp.abs(values))
-    largest = jnp.max(size)
+    residual_norms, magnitudes = jnp.abs(coupling), jnp.where(locked, 0, jnp.abs(values))
+    largest = jnp.max(magnitudes)
     A_norm = jnp.maximum(state.norm, largest)
     allowed = limits.allowed(values, A_norm, ESTIMATE)
     # A copy of a locked pair is no better than that.
@@ -320,7 +320,7 @@ def _restart(k: int, which: str, limits: Limits, operator: Operator, state: Stat
     better = (keys < keys[:, None]) | ((keys == keys[:, None]) & (place < place[:, None]))
     rank = jnp.sum(better, axis=1, dtype=jnp.int32)
     wanted = rank < k
-    hidden = (size < largest / SPREAD) & ~locked & operator.is_inverse
+    hidden = (magnitudes < largest / SPREAD) & ~locked & operator.is_inverse
     done = locked | (residual_norms <= allowed)
     ready, same = jnp.all(done | hidden | ~wanted), jnp.all(locked | ~wanted)
     locks, check = jnp.min(jnp.where(done & ~hidden, k, rank), initial=k).astype(jnp.int32), ready & ~same

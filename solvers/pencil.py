@@ -119,14 +119,14 @@ def shifted(A: Any, M: Any, sigma: Any) -> tuple[Any, Shift, Array]:
     row_M, col_M, m = (every, every, jnp.ones(n, a.dtype)) if M is None else _entries(M)
     dtype = jnp.promote_types(jnp.promote_types(a.dtype, m.dtype), jnp.float32)
     row, col = jnp.concatenate([row, row_M]), jnp.concatenate([col, col_M])
-    given = row, col, a.astype(dtype), m.astype(dtype)
+    entries = row, col, a.astype(dtype), m.astype(dtype)
     real = jnp.finfo(dtype).dtype
-    if is_traced(given, sigma) or not all(np.all(np.isfinite(values)) for values in given[2:]):
+    if is_traced(entries, sigma) or not all(np.all(np.isfinite(values)) for values in entries[2:]):
         numbers = jax.pure_callback(
-            Placed(n, real), jax.ShapeDtypeStruct((3,), real), *given, sigma, vmap_method="sequential"
+            Placed(n, real), jax.ShapeDtypeStruct((3,), real), *entries, sigma, vmap_method="sequential"
         )
         shift = Shift(*numbers)
-        S: Any = factors.HostFactors(row, col, jnp.concatenate([given[2], -shift.sigma * given[3]]), n, RECIPE)
+        S: Any = factors.HostFactors(row, col, jnp.concatenate([entries[2], -shift.sigma * entries[3]]), n, RECIPE)
     else:
         pattern = Pattern(n, row, col)
 
@@ -135,7 +135,8 @@ def shifted(A: Any, M: Any, sigma: Any) -> tuple[Any, Shift, Array]:
                 return factored(Host(pattern.matrix(values)), RECIPE, "eigsh(sigma=)")
             return None
 
-        found, numbers = _placed(n, pattern.col, np.asarray(given[2]), np.asarray(given[3]), np.asarray(sigma), made)
+        of_A, of_M = map(np.asarray, entries[2:])
+        found, numbers = _placed(n, pattern.col, of_A, of_M, np.asarray(sigma), made)
         if found is None:
             raise SolverError(
                 Status.SINGULAR,
@@ -202,9 +203,8 @@ def _placed(n: int, col: Any, a: Any, m: Any, sigma: Any, factored: Any) -> tupl
 
 def _growth(n: int, found: Any) -> float:
     """‖A⁻¹‖₂ from below, by two steps of the power method."""
-    v, size = np.random.default_rng(0).uniform(-1, 1, n), 0.0
-    for _ in range(2):
-        with np.errstate(all="ignore"):
+    v = np.random.default_rng(0).uniform(-1, 1, n)
+    with np.errstate(all="ignore"):
+        for _ in range(2):
             v = found.solve(v / np.linalg.norm(v), "N")
-            size = float(np.linalg.norm(v))
-    return size
+        return float(np.linalg.norm(v))

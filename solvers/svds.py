@@ -86,7 +86,7 @@ def image(tall: bool, A: Any, v: Array) -> Array:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _size(tall: bool, A: Any) -> Array:
+def _exponent(tall: bool, A: Any) -> Array:
     """The exponent of A, from one product."""
     v = HERE.noise(jnp.zeros(min(A.shape), jnp.float32))
     return exponent(lax.stop_gradient(image(tall, A, v)))
@@ -129,7 +129,7 @@ def svds(
         )
     A._in_bases()[1].agree(lambda: {"k": k})
     tall = shape[0] >= shape[1]
-    found = eigsh(Square(A, _size(tall, A), tall), k, which="LA", v0=v0, ncv=ncv, maxiter=maxiter, tol=tol)
+    found = eigsh(Square(A, _exponent(tall, A), tall), k, which="LA", v0=v0, ncv=ncv, maxiter=maxiter, tol=tol)
     return _triples(tall, A, found)
 
 

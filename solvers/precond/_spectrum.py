@@ -39,27 +39,27 @@ def spectrum(A: Map, M: Map, like: Array, steps: int) -> tuple[Array, Array]:
     apply_A, apply_M = A, M
     A, M = (lambda v: scaled(apply_A(v), -of_A)), (lambda v: scaled(apply_M(v), -of_M))
 
-    def inner(v: Array, w: Array) -> Array:
+    def inner_product(v: Array, w: Array) -> Array:
         return jnp.sum(dot(v, w))
 
     def normalized(w: Array) -> tuple[Array, Array, Array, Array]:
         z = M(w)
-        square = inner(w, z)
-        rounding = jnp.finfo(square.dtype).eps ** 0.5 * jnp.sqrt(inner(w, w)) * jnp.sqrt(inner(z, z))
-        size = jnp.sqrt(jnp.maximum(square, 0))
-        inverse = ratio(jnp.ones_like(size), size)
-        return w * inverse, z * inverse, size, square < -rounding
+        square = inner_product(w, z)
+        rounding = jnp.finfo(square.dtype).eps ** 0.5 * jnp.sqrt(inner_product(w, w)) * jnp.sqrt(inner_product(z, z))
+        length = jnp.sqrt(jnp.maximum(square, 0))
+        inverse = ratio(jnp.ones_like(length), length)
+        return w * inverse, z * inverse, length, square < -rounding
 
     def step(state, _):
         before, v, z, beta, negative = state
         w = A(z) - beta * before
-        alpha = inner(z, w)
-        after, z, size, more = normalized(w - alpha * v)
-        return (v, after, z, size, negative | more), (alpha, beta, size)
+        alpha = inner_product(z, w)
+        after, z, length, more = normalized(w - alpha * v)
+        return (v, after, z, length, negative | more), (alpha, beta, length)
 
-    v, z, size, negative = normalized(start)
+    v, z, length, negative = normalized(start)
     # Only the type of A(z) is used: XLA drops the product.
-    first = mesh_axes.varying((jnp.zeros_like(v), v, z, jnp.zeros_like(size), negative), A(z))
+    first = mesh_axes.varying((jnp.zeros_like(v), v, z, jnp.zeros_like(length), negative), A(z))
     (*_, negative), (alpha, before, beta) = lax.scan(step, first, length=steps)
     exhausted = jnp.cumsum(before == 0) > 1  # an invariant subspace: the rest repeats a Rayleigh quotient
     alpha = jnp.where(exhausted, alpha[0], alpha)

@@ -212,9 +212,9 @@ def _check_columns(data: Any, products: Any) -> None:
     if not bool(jnp.all(jnp.isfinite(data))):
         raise ValueError("W has a NaN or an infinity among its entries")
     G: Any = np.asarray(products())
-    size: Any = np.sqrt(np.abs(np.diag(G)))
-    size[size == 0] = 1
-    eigenvalues = np.linalg.eigvalsh(G / size[:, None] / size)
+    lengths: Any = np.sqrt(np.abs(np.diag(G)))
+    lengths[lengths == 0] = 1
+    eigenvalues = np.linalg.eigvalsh(G / lengths[:, None] / lengths)
     rank = int(np.sum(eigenvalues > 10 * len(G) * np.finfo(G.dtype).eps))
     if rank < len(G):
         raise ValueError(

@@ -81,8 +81,8 @@ class Schwarz(checks.Refreshed):
         r = as_vector(r, self, 1, f"M @ r with M of shape {self.shape} takes r")
         return self.order.leave(self.over.each(self._piece, (self.local, self.halo), self.order.enter(r)))
 
-    def _piece(self, given: tuple[Any, Exchange], r: Array) -> Array:
-        local, halo = given
+    def _piece(self, arrays: tuple[Any, Exchange], r: Array) -> Array:
+        local, halo = arrays
 
         def apply(r: Array) -> Array:
             return (local @ jnp.concatenate([r, exchange(r, halo)]))[: r.shape[0]].astype(r.dtype)
