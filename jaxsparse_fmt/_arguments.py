@@ -111,10 +111,10 @@ def _is_bool(value: Any) -> bool:
     return isinstance(value, bool) or getattr(value, "dtype", None) == np.bool_
 
 
-def as_vector(x: Any, A: Any, axis: int, what: str) -> jax.Array:
+def as_vector(x: Any, A: Any, axis: int, what: str = "") -> jax.Array:
     """x as an array that the matrix A, or with axis 0 its transpose, can multiply.
 
-    ValueError, which begins with `what`: another shape. TypeError: not a numeric array.
+    ValueError, which begins with `what` or names the product: another shape. TypeError: not a numeric array.
     """
     if is_sparse(x) or of_jax_sparse(x):
         raise TypeError(
@@ -124,6 +124,8 @@ def as_vector(x: Any, A: Any, axis: int, what: str) -> jax.Array:
     x, n = as_floating(x, "the vector", A.dtype), A.shape[axis]
     if x.ndim not in (1, 2) or x.shape[0] != n:
         hint = "; map over further axes with jax.vmap" if x.ndim > 2 else ""
+        product = f"A @ x with A of shape {A.shape} takes x", f"A.T @ y, or yᵀ @ A, with A of shape {A.shape} takes y"
+        what = what or product[1 - axis]
         raise ValueError(f"{what} of shape ({n},) or ({n}, p); got {x.shape}{hint}")
     return x
 

@@ -5,6 +5,7 @@ import dataclasses
 from typing import Any, Self
 
 import jax
+import numpy as np
 
 from jaxsparse_fmt._types import Array
 from jaxsparse_fmt.kernels.vector_pass import Pass
@@ -96,8 +97,12 @@ class Faces(abc.ABC):
 
     @property
     def _has_pattern(self) -> bool:
-        index = [a for a in jax.tree.leaves(self) if a is not self.values]  # every format has some
-        return bool(index) and jax.dtypes.float0 not in [getattr(a, "dtype", None) for a in index]
+        has_index = False
+        for a in jax.tree.leaves(self):
+            if isinstance(a, jax.Array | np.ndarray) and a.dtype == jax.dtypes.float0:
+                return False
+            has_index |= a is not self.values
+        return has_index
 
     def _check_single(self) -> None:
         """Raises ValueError for a stack of matrices."""

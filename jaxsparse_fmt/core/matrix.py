@@ -147,7 +147,7 @@ class SparseMatrix(OnOneDevice, Faces):
         Raises:
           ValueError: x has another shape. TypeError: x is not a numeric array.
         """
-        return _product(_not_folded(self), x if isinstance(x, jax.Array) else _columns(self, x))
+        return _applied("product", _not_folded(self), x if isinstance(x, jax.Array) else self._vector(x, 1))
 
     def matvec_dot(self, x: Array, w: Array) -> tuple[Array, vector_passes.Number]:
         """A·x, and Re wᴴ·A·x from the same pass if a kernel computes it. It has no derivative.
@@ -171,7 +171,12 @@ class SparseMatrix(OnOneDevice, Faces):
         return y, vector_passes.sweep(what, (), (y, *others))[2]
 
     def _transposed(self, y: Any) -> Array:
-        return _back(_not_folded(self), y if isinstance(y, jax.Array) else _rows(self, y))
+        return _applied("transposed", _not_folded(self), y if isinstance(y, jax.Array) else self._vector(y, 0))
+
+    def _vector(self, x: Any, axis: int) -> Array:
+        """x as an array of as many rows as the matrix has along this axis; errors as of `matvec`."""
+        self._check_single()  # before x, which may have the stack's axis too
+        return as_vector(x, self, axis)
 
     @property
     def T(self) -> Transposed:
@@ -351,16 +356,6 @@ def _committed(a: Any) -> Any:
     return next(iter(a.devices()))
 
 
-def _columns(A: SparseMatrix, x: Any) -> Array:
-    A._check_single()  # before x, which may have the stack's axis too
-    return as_vector(x, A, 1, f"A @ x with A of shape {A.shape} takes x")
-
-
-def _rows(A: SparseMatrix, y: Any) -> Array:
-    A._check_single()
-    return as_vector(y, A, 0, f"A.T @ y, or yᵀ @ A, with A of shape {A.shape} takes y")
-
-
 def _not_folded(A: SparseMatrix) -> SparseMatrix:
     """A; if jit traces only its values, XLA cannot see that the other arrays are constants.
 
@@ -369,20 +364,14 @@ def _not_folded(A: SparseMatrix) -> SparseMatrix:
     if not isinstance(A.values, Tracer):
         return A
     leaves, tree = jax.tree.flatten(A)
-    if is_traced([a for a in leaves if a is not A.values]) or not in_trace():
+    if sum([isinstance(a, Tracer) for a in leaves]) > 1 or not in_trace():
         return A
     return tree.unflatten([a if a is A.values else lax.optimization_barrier(a) for a in leaves])
 
 
 # Each product is one compiled call, whose trace checks the arguments: a product outside jit costs only the call. Inside
 # jit it stays a call, and JAX lowers its kernel once for all products with one matrix: 50 ms per kernel.
-@jax.jit
+@functools.partial(jax.jit, static_argnums=0)
 @standard_promotion
-def _product(A: SparseMatrix, x: Array) -> Array:
-    return form.apply("product", A, _columns(A, x))
-
-
-@jax.jit
-@standard_promotion
-def _back(A: SparseMatrix, y: Array) -> Array:
-    return form.apply("transposed", A, _rows(A, y))
+def _applied(face: str, A: SparseMatrix, x: Array) -> Array:
+    return form.apply(face, A, A._vector(x, int(face == "product")))

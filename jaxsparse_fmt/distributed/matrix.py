@@ -163,7 +163,7 @@ class ShardedMatrix(ShardedAlgebra):
             return self._of_piece("A.in_basis @ x", Shards.product, x, self.domain)
         with self._failing_together():
             self._check_devices()
-            x = self.domain.accept(as_vector(x, self, 1, f"A @ x with A of shape {self.shape} takes x"), x)
+            x = self.domain.accept(as_vector(x, self, 1), x)
         return _product(self, x) if self.is_entered else self.range.leave(_product(self, self.domain.enter(x)), x)
 
     def _of_piece(self, what: str, f: Callable[[Shards, Array], Array], x: Any, basis: ShardedBasis) -> Array:
@@ -202,7 +202,7 @@ class ShardedMatrix(ShardedAlgebra):
             return self._of_piece("A.in_basis.T @ x", back, y, self.range)
         with self._failing_together():
             self._check_devices()
-            y = self.range.accept(as_vector(y, self, 0, f"A.T @ y, or yᵀ @ A, with A of shape {self.shape} takes y"), y)
+            y = self.range.accept(as_vector(y, self, 0), y)
         return _back(self, y) if self.is_entered else self.domain.leave(_back(self, self.range.enter(y)), y)
 
     @property
