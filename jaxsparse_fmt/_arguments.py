@@ -32,7 +32,7 @@ def owned(a: Any, dtype: Any = None) -> jax.Array:
 
 def is_sparse(a: Any) -> bool:
     """Whether `a` is a sparse matrix of this library or of SciPy."""
-    return not isinstance(a, jax.Array | np.ndarray) and (hasattr(a, "to_scipy") or scipy.sparse.issparse(a))
+    return hasattr(a, "to_scipy") or scipy.sparse.issparse(a)
 
 
 def of_jax_sparse(a: Any) -> bool:
@@ -116,7 +116,7 @@ def as_vector(x: Any, A: Any, axis: int, what: str = "") -> jax.Array:
 
     ValueError, which begins with `what` or names the product: another shape. TypeError: not a numeric array.
     """
-    if is_sparse(x) or of_jax_sparse(x):
+    if not isinstance(x, jax.Array) and (is_sparse(x) or of_jax_sparse(x)):
         raise TypeError(
             f"the product with a sparse matrix takes one of this library, got {type(x).__name__}; convert it by "
             "from_scipy or from_bcoo"

@@ -196,8 +196,9 @@ def varying_axes(*arrays: Any) -> frozenset[Any]:
 
 def has_mesh(*trees: Any) -> bool:
     """Whether the context has a mesh, or a leaf lies on one."""
-    meshes = [jax.typeof(a).sharding.mesh for a in jax.tree.leaves(trees)]
-    return not jax.sharding.get_abstract_mesh().empty or not all([mesh.empty for mesh in meshes])
+    if not jax.sharding.get_abstract_mesh().empty:
+        return True
+    return not all([jax.typeof(a).sharding.mesh.empty for a in jax.tree.leaves(trees)])
 
 
 def untyped_axes() -> frozenset[str]:

@@ -42,10 +42,6 @@ class Parts:
 Number = Array | Parts
 
 
-def total(a: Number) -> Array:
-    return jnp.sum(a.summands, axis=0) if isinstance(a, Parts) else a
-
-
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def noise(n: int, dtype: Any, seed: int = 0, first: Array | int = 0) -> Array:
     """n pseudorandom numbers between −1 and 1, numbers `first` to `first` + n − 1 of the sequence of a seed.
@@ -87,7 +83,8 @@ def sweep(what: Pass, numbers: tuple[Number, ...], vectors: tuple[Array, ...]):
 
 def plain_sweep(what: Pass, numbers: tuple[Number, ...], vectors: tuple[Array, ...]):
     """As `sweep`, in jnp."""
-    return sweep_reference(tuple(map(total, numbers)), vectors, what)
+    whole = tuple([jnp.sum(a.summands, axis=0) if isinstance(a, Parts) else a for a in numbers])
+    return sweep_reference(whole, vectors, what)
 
 
 def dot(x: Array, y: Array) -> Number:
@@ -101,14 +98,11 @@ DOT = Pass(lambda: (), lambda _, x, y: ((), ((x, y),)))
 def by_kernel(*vectors: Array) -> bool:
     """Whether a pass over these vectors is a kernel on JAX's default device."""
     backend = selection.active_backend("auto")
-    runs = backend == "interpret" or (selection.is_pallas(backend) and jax.default_backend() == "gpu")
-    return runs and _alike(*vectors) and (vectors[0].shape[0] < 2**31 or x64_enabled()) and vectors[0].shape[0] > 0
-
-
-def _alike(*vectors: Array) -> bool:
-    """Whether all are real vectors [n] of one dtype."""
-    same = all(v.ndim == 1 and v.dtype == vectors[0].dtype for v in vectors)
-    return same and all(v.dtype in (jnp.float32, jnp.float64) for v in vectors)
+    if backend != "interpret" and (jax.default_backend() != "gpu" or not selection.is_pallas(backend)):
+        return False
+    n, dtype = vectors[0].shape[0], vectors[0].dtype
+    alike = all([v.ndim == 1 and v.dtype == dtype for v in vectors])
+    return alike and dtype in (jnp.float32, jnp.float64) and 0 < n and (n < 2**31 or x64_enabled())
 
 
 def _sweep(*operands: Array, counts: int, what: Pass, backend: str):

@@ -49,7 +49,7 @@ def sweep_reference(numbers: tuple[Array, ...], vectors: tuple[Array, ...], what
     """-> (new vectors, scalars, sums). Numbers and sums are scalars, or [k] with vectors of [n, k]."""
     scalars = what.prepare(*numbers)
     new, pairs = what.each(scalars, *vectors)
-    return new, scalars, tuple(inner_product(a, b).real for a, b in pairs)
+    return new, scalars, tuple([inner_product(a, b).real for a, b in pairs])
 
 
 def inner_product(x: Array, y: Array) -> Array:

@@ -117,10 +117,10 @@ def ravel(b: Any, A: Any) -> Ravel | None:
 
     ValueError: b is empty, or its systems are rows. TypeError: it is sparse, or a pytree while A is not a function.
     """
-    if is_sparse(b):
-        raise TypeError(f"b is a sparse {type(b).__name__}, and a right-hand side is dense; pass b.todense()")
     leaves, is_array = [b], isinstance(b, jax.Array | np.ndarray)
     if not is_array:
+        if is_sparse(b):
+            raise TypeError(f"b is a sparse {type(b).__name__}, and a right-hand side is dense; pass b.todense()")
         leaves = jax.tree.leaves(b)
         is_array = _is_array(b, leaves)
     shape = np.shape(b) if is_array else ()

@@ -79,7 +79,7 @@ class Rules:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _jitted(rules: Rules, *leaves: Any) -> Any:
-    return rules.compute(rules.given(leaves))
+    return rules.compute(jax.tree.unflatten(rules.tree, leaves))
 
 
 class Mapped(Rules):

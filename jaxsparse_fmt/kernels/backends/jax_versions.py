@@ -64,8 +64,8 @@ def lowering_platform(platform: str | None, ctx: Any) -> str | None:
 
 def bare(ctx: Any) -> Any:
     """The context of a lowering without the mesh axes over which arrays vary; one device's body ignores them."""
-    avals_in, avals_out = ([ShapedArray(a.shape, a.dtype) for a in avals] for avals in (ctx.avals_in, ctx.avals_out))
-    return ctx.replace(avals_in=avals_in, avals_out=avals_out)
+    avals = [ShapedArray(a.shape, a.dtype) for a in (*ctx.avals_in, *ctx.avals_out)]
+    return ctx.replace(avals_in=avals[: len(ctx.avals_in)], avals_out=avals[len(ctx.avals_in) :])
 
 
 def varying_axes(a: jax.Array) -> frozenset[Any]:
@@ -82,8 +82,8 @@ def vary(a: jax.Array, axes: frozenset[Any]) -> jax.Array:
 
 def abstract_like(avals: Sequence[Any], shape: tuple[int, ...], dtype: Any) -> Any:
     """The type of an unsharded array on the mesh of `avals` that varies over the same axes as they all do."""
-    like = next((a for a in avals if not a.sharding.mesh.empty), avals[0])
-    sharding = like.sharding.update(spec=PartitionSpec(*(None for _ in shape)))
+    like = ([a for a in avals if not a.sharding.mesh.empty] or avals)[0]
+    sharding = like.sharding.update(spec=PartitionSpec(*[None] * len(shape)))
     return like.update(shape=shape, dtype=dtype, weak_type=False, sharding=sharding)
 
 
