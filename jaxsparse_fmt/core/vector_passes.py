@@ -42,6 +42,10 @@ class Parts:
 Number = Array | Parts
 
 
+def total(a: Number) -> Array:
+    return jnp.sum(a.summands, axis=0) if isinstance(a, Parts) else a
+
+
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def noise(n: int, dtype: Any, seed: int = 0, first: Array | int = 0) -> Array:
     """n pseudorandom numbers between −1 and 1, numbers `first` to `first` + n − 1 of the sequence of a seed.
@@ -83,8 +87,7 @@ def sweep(what: Pass, numbers: tuple[Number, ...], vectors: tuple[Array, ...]):
 
 def plain_sweep(what: Pass, numbers: tuple[Number, ...], vectors: tuple[Array, ...]):
     """As `sweep`, in jnp."""
-    whole = tuple([jnp.sum(a.summands, axis=0) if isinstance(a, Parts) else a for a in numbers])
-    return sweep_reference(whole, vectors, what)
+    return sweep_reference(tuple([total(a) if isinstance(a, Parts) else a for a in numbers]), vectors, what)
 
 
 def dot(x: Array, y: Array) -> Number:
