@@ -59,7 +59,7 @@ class _Package(ModuleType):
 
 
 def import_late(package: str, modules: dict[str, str]) -> None:
-    """Lets Python import the public names of a package when they are first used.
+    """Lets Python import the public names of a package when they are first used; without an `__all__` they are all.
 
     Args:
       modules: the names in each module, by its name in the package or, if it is of jaxsparse_fmt, by its whole name. A
@@ -70,4 +70,5 @@ def import_late(package: str, modules: dict[str, str]) -> None:
         whole = module if module.startswith("jaxsparse_fmt.") else f"{package}.{module}"
         late |= dict.fromkeys(names.split(), whole)
     vars(sys.modules[package])["_late"] = late
+    vars(sys.modules[package]).setdefault("__all__", sorted(late))
     sys.modules[package].__class__ = _Package

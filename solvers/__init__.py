@@ -14,53 +14,31 @@ from typing import TYPE_CHECKING
 from jaxsparse_fmt._late import import_late
 
 if TYPE_CHECKING:
-    from solvers import precond
-    from solvers.bicgstab import bicgstab
-    from solvers.cg import cg
-    from solvers.core.settings import Adjoint
-    from solvers.direct import Factorized, direct, factorized
-    from solvers.eigenpairs import EigenSolution
-    from solvers.eigsh import eigsh
-    from solvers.fcg import fcg
-    from solvers.gmres import gmres
-    from solvers.idrs import idrs
-    from solvers.lobpcg import lobpcg
-    from solvers.logdet import logdet
-    from solvers.lsmr import LeastSquaresSolution, lsmr
-    from solvers.minres import minres
-    from solvers.refine import refine
-    from solvers.solution import Solution, SolverError, Status
-    from solvers.solve import solve
-    from solvers.svds import SingularSolution, svds
-    from solvers.triangular import spsolve_triangular
-
-__all__ = [
-    "Adjoint",
-    "EigenSolution",
-    "Factorized",
-    "LeastSquaresSolution",
-    "SingularSolution",
-    "Solution",
-    "SolverError",
-    "Status",
-    "bicgstab",
-    "cg",
-    "direct",
-    "eigsh",
-    "factorized",
-    "fcg",
-    "gmres",
-    "idrs",
-    "lobpcg",
-    "logdet",
-    "lsmr",
-    "minres",
-    "precond",
-    "refine",
-    "solve",
-    "spsolve_triangular",
-    "svds",
-]
+    from solvers import precond as precond
+    from solvers.bicgstab import bicgstab as bicgstab
+    from solvers.cg import cg as cg
+    from solvers.core.settings import Adjoint as Adjoint
+    from solvers.direct import Factorized as Factorized
+    from solvers.direct import direct as direct
+    from solvers.direct import factorized as factorized
+    from solvers.eigenpairs import EigenSolution as EigenSolution
+    from solvers.eigsh import eigsh as eigsh
+    from solvers.fcg import fcg as fcg
+    from solvers.gmres import gmres as gmres
+    from solvers.idrs import idrs as idrs
+    from solvers.lobpcg import lobpcg as lobpcg
+    from solvers.logdet import logdet as logdet
+    from solvers.lsmr import LeastSquaresSolution as LeastSquaresSolution
+    from solvers.lsmr import lsmr as lsmr
+    from solvers.minres import minres as minres
+    from solvers.refine import refine as refine
+    from solvers.solution import Solution as Solution
+    from solvers.solution import SolverError as SolverError
+    from solvers.solution import Status as Status
+    from solvers.solve import solve as solve
+    from solvers.svds import SingularSolution as SingularSolution
+    from solvers.svds import svds as svds
+    from solvers.triangular import spsolve_triangular as spsolve_triangular
 
 import_late(
     __name__,

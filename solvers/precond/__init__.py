@@ -5,36 +5,25 @@ from typing import TYPE_CHECKING
 from jaxsparse_fmt._late import import_late
 
 if TYPE_CHECKING:
-    from solvers.precond.block_jacobi import BlockJacobi, block_jacobi
-    from solvers.precond.chebyshev import Chebyshev, chebyshev
-    from solvers.precond.coarse_space import CoarseSpace, coarse_space, subdomains
-    from solvers.precond.ilu import IncompleteFactors, ilu
-    from solvers.precond.incomplete import Incomplete, incomplete_cholesky, incomplete_lu
-    from solvers.precond.jacobi import Jacobi, jacobi
-    from solvers.precond.multigrid import Multigrid, multigrid, multigrid_from
-    from solvers.precond.schwarz import Schwarz, schwarz
-
-__all__ = [
-    "BlockJacobi",
-    "Chebyshev",
-    "CoarseSpace",
-    "Incomplete",
-    "IncompleteFactors",
-    "Jacobi",
-    "Multigrid",
-    "Schwarz",
-    "block_jacobi",
-    "chebyshev",
-    "coarse_space",
-    "ilu",
-    "incomplete_cholesky",
-    "incomplete_lu",
-    "jacobi",
-    "multigrid",
-    "multigrid_from",
-    "schwarz",
-    "subdomains",
-]
+    from solvers.precond.block_jacobi import BlockJacobi as BlockJacobi
+    from solvers.precond.block_jacobi import block_jacobi as block_jacobi
+    from solvers.precond.chebyshev import Chebyshev as Chebyshev
+    from solvers.precond.chebyshev import chebyshev as chebyshev
+    from solvers.precond.coarse_space import CoarseSpace as CoarseSpace
+    from solvers.precond.coarse_space import coarse_space as coarse_space
+    from solvers.precond.coarse_space import subdomains as subdomains
+    from solvers.precond.ilu import IncompleteFactors as IncompleteFactors
+    from solvers.precond.ilu import ilu as ilu
+    from solvers.precond.incomplete import Incomplete as Incomplete
+    from solvers.precond.incomplete import incomplete_cholesky as incomplete_cholesky
+    from solvers.precond.incomplete import incomplete_lu as incomplete_lu
+    from solvers.precond.jacobi import Jacobi as Jacobi
+    from solvers.precond.jacobi import jacobi as jacobi
+    from solvers.precond.multigrid import Multigrid as Multigrid
+    from solvers.precond.multigrid import multigrid as multigrid
+    from solvers.precond.multigrid import multigrid_from as multigrid_from
+    from solvers.precond.schwarz import Schwarz as Schwarz
+    from solvers.precond.schwarz import schwarz as schwarz
 
 import_late(
     __name__,
