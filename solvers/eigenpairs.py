@@ -98,11 +98,7 @@ class Limits(NamedTuple):
         return jnp.maximum(self.tol.astype(values.dtype) * jnp.abs(values), least)
 
     def unsymmetric(self, gap: Array, A_norm: Array, rounding: Any = 0) -> Array:
-        """Whether wᴴ·A·v and conj(vᴴ·A·w) differ so much that A is not Hermitian.
-
-        Args:
-          rounding: the relative error of a product with A, beyond eps.
-        """
+        """Whether wᴴ·A·v and conj(vᴴ·A·w) differ by more than products that are rounded by `rounding`, beyond eps."""
         return gap > (jnp.finfo(gap.dtype).eps ** 0.5 + self.tol.astype(gap.dtype) + rounding) * A_norm
 
 
@@ -111,13 +107,9 @@ def limits(tol: Any, maxiter: Any) -> Limits:
 
 
 def eigenproblem(A: Any, k: Any, start: Any, name: str, more: tuple[int, ...]) -> tuple[Any, Basis, int, Array]:
-    """A between vectors in its basis, that basis, k, and the start: `start`, or a random one that is always the same.
+    """A between vectors in its basis, that basis, k, and the start: the user's v0 [n] or X0 [n, p], or noise.
 
-    Checks that A is square and, if it is NumPy's, Hermitian.
-
-    Args:
-      start, name: the user's v0 [n] or X0 [n, p], or None, and its name.
-      more: vectors to draw beyond k, of which the start is a block; () for one vector.
+    Checks that A is square and, if it is NumPy's, Hermitian. A block X0 of noise has k vectors and `more` of them.
     """
     shape = getattr(A, "shape", None)
     if start is None and shape is None and callable(A):
@@ -145,10 +137,7 @@ def eigenproblem(A: Any, k: Any, start: Any, name: str, more: tuple[int, ...]) -
 
 
 def eigenpairs(rules: "Pairs", basis: Basis, pencil: Pencil, like: Array, frozen: tuple[Any, ...]) -> EigenSolution:
-    """The pairs of a pencil between vectors like `like`, which have entered the basis, by a loop with inputs `frozen`.
-
-    Its A and M are operators here.
-    """
+    """The pairs of a pencil of operators, between vectors in the basis like `like`, by a loop with inputs `frozen`."""
 
     def as_function(A: Operator) -> Any:
         return operators.traced(lambda v: (A @ v).astype(like.dtype), like)

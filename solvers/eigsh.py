@@ -153,21 +153,16 @@ class State(NamedTuple):
 class Scaled(NamedTuple):
     """What the basis is made of: an operator, self-adjoint in the inner product of M, both of a norm about 1.
 
-    Attributes:
-      rounding: the relative error of a product, beyond eps.
-      is_inverse: whether large eigenvalues may hide others that are wanted. A start or a random vector then enters the
-        basis by a product: with those large ones alone, which rounding would mix with it, and without what a singular M
-        leaves open.
-      random: (state) -> a vector with which a basis starts, or goes on where it spans an invariant space.
-      exponents: of the powers of two over which the operator of the pencil and M are these.
+    Large eigenvalues of an inverse may hide others that are wanted. A start or a random vector then enters the basis by
+    a product: with those large ones alone, which rounding would mix with it, and without what a singular M leaves open.
     """
 
     apply: Map
     mass: Map
-    rounding: Array | float
+    rounding: Array | float  # the relative error of a product, beyond eps
     is_inverse: bool
-    random: Callable[[State], Array]
-    exponents: tuple[Any, Any] = (0, 0)
+    random: Callable[[State], Array]  # a vector with which a basis starts, or goes on where it spans an invariant space
+    exponents: tuple[Any, Any]  # of the powers of two by which the operator of the pencil and M were divided
 
 
 def _run(

@@ -41,19 +41,13 @@ class Shift(NamedTuple):
 
 
 class Pencil(NamedTuple):
-    """A·x = λ·M·x between vectors in the basis.
+    """A·x = λ·M·x between vectors in the basis."""
 
-    Attributes:
-      A, M: maps of [n] or [n, k]; M None: the identity.
-      S: factors of A − sigma·M, or without a shift of M; None where M is the identity, too.
-      diagonal: [n] of M, with a shift; else None.
-    """
-
-    A: Any
-    M: Any = None
-    S: Any = None
+    A: Any  # a map of [n] or [n, k]
+    M: Any = None  # another; None: the identity
+    S: Any = None  # factors of A − sigma·M, or without a shift of M; None where M is the identity, too
     shift: Shift | None = None
-    diagonal: Any = None
+    diagonal: Any = None  # [n] of M, with a shift
 
     def mass(self, v: Array) -> Array:
         """M·v."""
@@ -150,10 +144,7 @@ def shifted(A: Any, M: Any, sigma: Any) -> tuple[Any, Shift, Array]:
 
 @dataclasses.dataclass(frozen=True)
 class Placed:
-    """What a program calls for the numbers of a `Shift`, [3], from the entries of A and M, and sigma.
-
-    The host keeps the factors.
-    """
+    """What a program calls for the numbers of a `Shift`, [3]; the host keeps the factors."""
 
     n: int
     dtype: np.dtype
@@ -182,11 +173,7 @@ def _entries(A: Any) -> tuple[Array, Array, Array]:
 
 
 def _placed(n: int, col: Any, a: Any, m: Any, sigma: Any, factored: Any) -> tuple[Any, tuple[Any, Any, Any]]:
-    """The factors of A − sigma·M, None if there are none, and the numbers of a `Shift`.
-
-    Args:
-      factored: the entries -> the factors, or None.
-    """
+    """The factors of A − sigma·M that `factored` makes of its entries, or None, and the numbers of a `Shift`."""
     A_norm, M_norm = (np.max(np.bincount(c, abs(v), n)) for c, v in ((col[: a.size], a), (col[a.size :], m)))
     scale, eps = A_norm + abs(sigma) * M_norm, np.finfo(a.dtype).eps
     best, place, least = None, sigma, np.inf

@@ -15,11 +15,7 @@ from solvers.core.operators import UserFunction, operator
 
 
 def square(A: Any, maker: str) -> int:
-    """The number of unknowns of a square matrix. ValueError: A is not square.
-
-    Args:
-      maker: the name of the function that makes the preconditioner.
-    """
+    """The number of unknowns of a square matrix. ValueError, which names the maker: A is not square."""
     shape = getattr(A, "shape", None)
     if isinstance(A, UserFunction) or (shape is None and callable(A)):
         given = A.user if isinstance(A, UserFunction) else A

@@ -93,11 +93,7 @@ class Chebyshev(checks.Refreshed):
         return chebyshev(A, self.degree, None if self.estimated else self.bounds, checks.renewed(self.M, A))
 
     def _entered(self, basis: Basis) -> Any:
-        """The same operator between vectors that have entered `basis`.
-
-        Its products are those of `A.in_basis`. It permutes nothing if `basis` is A's, the same array, and
-        elsewhere at both ends of an application, however high the degree.
-        """
+        """By products of `A.in_basis`; for a basis that is not A's it permutes at both ends of an application."""
         order = self.A.basis
         M = None if self.M is None else self.M._entered(order)
         if order.is_identity or (M is None and self.M is not None):

@@ -159,16 +159,13 @@ def _blocks(A: Any, halo: Exchange) -> dict[int, Csr]:
 
     def block(k: int) -> Csr:
         known, slot = halos[k]
+        unknowns = np.concatenate([np.arange(starts[k], starts[k + 1]), known])
+        place = np.concatenate([np.arange(over.counts[k]), size + slot])
         rows = held[k] if beyond is None else scipy.sparse.vstack([held[k], beyond[k]], format="csr")
-        rows = rows.tocoo()
-        place_of_row = np.concatenate([np.arange(over.counts[k]), size + slot])
-        place_of = np.full(starts[-1], -1)  # each unknown
-        place_of[starts[k] : starts[k + 1]] = np.arange(over.counts[k])
-        place_of[known] = size + slot
-        inside = place_of[rows.col] >= 0
-        row, col, data = place_of_row[rows.row[inside]], place_of[rows.col[inside]], rows.data[inside]
-        empty = np.setdiff1d(np.arange(size + halo.width), place_of_row)
-        data, row, col = (np.concatenate(a) for a in ((data, np.ones(empty.size)), (row, empty), (col, empty)))
+        inside = rows[:, unknowns].tocoo()
+        empty = np.setdiff1d(np.arange(size + halo.width), place)
+        row, col = (np.concatenate([place[index], empty]) for index in inside.coords)
+        data = np.concatenate([inside.data, np.ones(empty.size)])
         return scipy.sparse.csr_array((data, (row, col)), shape=2 * (size + halo.width,))
 
     return of_each(block, held, mesh)
