@@ -22,6 +22,7 @@ from jaxsparse_fmt._pytrees import pytree
 from jaxsparse_fmt._tracing import concrete, is_traced
 from jaxsparse_fmt.core.kept import Kept
 from jaxsparse_fmt.kernels.cpu import ffi
+from jaxsparse_fmt.kernels.layout.address import row_pointers, when_run
 from solvers.core import arguments
 from solvers.host import hosted
 from solvers.precond import _checks as checks
@@ -71,7 +72,7 @@ class LibraryFactors:
         if self.library == "klu":
             return dataclasses.replace(self, is_transposed=not self.is_transposed)
         # cuDSS has no transposed solves.
-        row, col = _unfolded(self.row, self.col)
+        row, col = when_run(self.row), when_run(self.col)
         by_column = jnp.lexsort((row, col))
         row, col, values = (a[by_column] for a in (col, row, self.values))
         is_transposed = not self.is_transposed
@@ -109,28 +110,29 @@ def _factored(F: LibraryFactors) -> LibraryFactors:
 def _by_cudss(F: LibraryFactors) -> LibraryFactors:
     from spineax import cudss  # pyright: ignore[reportMissingImports]
 
-    row, col = _unfolded(F.row, F.col)
-    ptr = jnp.searchsorted(row, jnp.arange(F.n + 1, dtype=row.dtype)).astype(jnp.int32)
+    ptr, col = row_pointers(F.row, F.n).astype(jnp.int32), when_run(F.col)
     kind = "symmetric" if F.is_symmetric else "general"
     analyze = functools.partial(cudss.analyze, mtype_id=kind, mview_id="full", device_id=F.device)
     facts = F.n, F.values.size, F.dtype, F.is_symmetric, F.is_transposed, F.device
-    digest, like = _digest(ptr, col), jax.ShapeDtypeStruct((1,), jnp.int32)
+
+    def taken(digest: Any) -> np.ndarray:
+        return np.full((*digest.shape[:-1], 1), _taken((facts, digest.tobytes())), np.int32)
+
+    def kept(digest_and_name: Any) -> np.ndarray:
+        digest, name = np.split(np.asarray(digest_and_name), [4], axis=-1)
+        _keep((facts, digest.tobytes()), int(name.ravel()[0]))
+        return name.astype(np.int32)
 
     def on_host(f: Any, given: Array) -> Array:
-        return jax.pure_callback(f, like, digest, given, vmap_method="broadcast_all")
-
-    def taken(digest: Any, values: Any) -> np.ndarray:
-        return np.full((*values.shape[:-1], 1), _taken((facts, digest.tobytes())), np.int32)
-
-    def kept(digest: Any, name: Any) -> np.ndarray:
-        _keep((facts, digest.tobytes()), int(name.ravel()[0]))
-        return np.asarray(name)
+        return jax.pure_callback(f, jax.ShapeDtypeStruct((1,), jnp.int32), given, vmap_method="broadcast_all")
 
     # The name depends on the values, so that XLA does not take it out of a loop.
-    name = on_host(taken, F.values[:1])
-    token = jax.eval_shape(analyze, F.values, ptr, col)
-    token = cudss.factorize(dataclasses.replace(token, id=name, values=F.values, offsets=ptr, columns=col), F.values)
-    return dataclasses.replace(F, token=dataclasses.replace(token, id=on_host(kept, token.id)))
+    digest, values = lax.optimization_barrier((_digest(ptr, col), F.values))
+    token = jax.eval_shape(analyze, values, ptr, col)
+    token = dataclasses.replace(token, id=on_host(taken, digest), values=values, offsets=ptr, columns=col)
+    token = cudss.factorize(token, values)
+    name = on_host(kept, jnp.concatenate([digest, token.id.astype(jnp.uint32)]))
+    return dataclasses.replace(F, token=dataclasses.replace(token, id=name))
 
 
 def _taken(pattern: Any) -> int:
@@ -161,11 +163,6 @@ def _digest(*arrays: Array) -> Array:
         return jnp.sum(mixed(a.astype(jnp.uint32) ^ place), dtype=jnp.uint32)
 
     return jnp.stack([word(a, seed) for a in arrays for seed in (1, 0x9E3779B9)])
-
-
-def _unfolded(*arrays: Array) -> Any:
-    """The arrays. XLA would compute with a constant pattern while it compiles: 15 s for a sort of 450,000 entries."""
-    return lax.optimization_barrier(arrays)
 
 
 def choice(backend: str, A: Any, symmetric: bool | None, maker: str) -> str:

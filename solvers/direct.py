@@ -1,8 +1,9 @@
 """Direct solves: factors on the host by SuperLU, triangular solves on the device, and refinement by the true residual.
 
-Outside of traces SuperLU itself solves and refines, on the host. Any other solve takes the factors as M:
-x ← x + M·(b − A·x) from x = 0, until the residual meets the tolerance. That takes one step, or a few if A is
-ill-conditioned (Higham 2002, Accuracy and Stability, §12). Derivatives are systems with the same factors.
+x ← x + M·(b − A·x) from x = 0 by the factors M, until the residual meets the tolerance. That takes one step, or a few
+if A is ill-conditioned (Higham 2002, Accuracy and Stability, §12). By SuperLU the host does it all (`refined`), which
+a program calls once; by triangles or a library the program does (`METHOD`). Derivatives are systems with the same
+factors.
 """
 
 import contextlib
@@ -18,17 +19,18 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxsparse_fmt._pytrees import brief, exportable, pytree
 from jaxsparse_fmt._tracing import in_trace, is_traced, standard_promotion
-from solvers import factors
+from jaxsparse_fmt.core.basis import IDENTITY, Reordered
+from solvers import factors, superlu
 from solvers.backends import choice
 from solvers.core import arguments
-from solvers.core.iterate import Method, holding
+from solvers.core.iterate import Method, System, holding
 from solvers.core.operators import promoted
 from solvers.core.scaling import Map
 from solvers.core.settings import DEFAULTS, Adjoint, settled
 from solvers.core.solve import solve
 from solvers.core.space import Space, length
-from solvers.core.stopping import ROUNDED, status_of
-from solvers.host import Host
+from solvers.core.stopping import ROUNDED, End, status_of
+from solvers.host import MMD
 from solvers.logdet import inverse_entries, sample, slogdet
 from solvers.precond import _checks as checks
 from solvers.solution import Solution, SolverError, Status, Told
@@ -48,7 +50,22 @@ def step(space: Space, A: Map, M: Map, work: Work) -> tuple[Work, Array, Array]:
     return Work(work.x + z, r), space.norm(r), status_of((~jnp.isfinite(space.largest(z)), Status.NON_FINITE))
 
 
+def whole(system: System, is_transposed: bool) -> tuple[Array, End]:
+    """A solve by one call of the host."""
+    M, basis, limits = system.M, IDENTITY, system.limits
+    if isinstance(M, Reordered):
+        M, basis = M.A, M.outer
+    F, b = M.factors, basis.leave(system.b)
+    numbers = jnp.stack([jnp.asarray(number, float) for number in (limits.rtol, limits.atol, limits.maxiter)])
+    like = jax.ShapeDtypeStruct((b.shape[0] + 4, *b.shape[1:]), b.dtype)
+    options = ("N" if F.is_transposed == is_transposed else "T",)
+    found = superlu.call(_refined, F.n, F.recipe, (F.row, F.col, F.values), (b, numbers), like, options, checks=False)
+    code, k, norm, Ax_norm = found[F.n :].real
+    return basis.enter(found[: F.n]), End(k.astype(jnp.int32), norm, code.astype(jnp.int32), None, Ax_norm)
+
+
 METHOD = Method(lambda space, A, M, r, squared, last: Work(jnp.zeros_like(r), r), holding(step), self_adjoint=False)
+ON_HOST = METHOD._replace(whole=whole)
 
 
 @exportable
@@ -207,18 +224,17 @@ def _by(backend: str, A: Any, symmetric: bool | None, maker: str, by_superlu: Ca
 
 
 class Prepared(NamedTuple):
-    """A matrix, the same on the host in 64 bits, and SuperLU's factors of that."""
+    """A matrix and SuperLU's factors of it."""
 
     A: Any
-    host: Host
-    found: Any
+    found: superlu.OnHost
 
 
 def prepared(A: Any, is_eager: bool) -> Prepared | Factorized:
     """A, factored for `solved`, which SuperLU does where nothing is traced. Errors as of `factorized`."""
     if not is_eager or is_traced(A) or checks.is_transpose(A):
         return _made(A, "direct")
-    return Prepared(A, *factors.on_host(A, RECIPE, "direct"))
+    return Prepared(A, factors.on_host(A, RECIPE, "direct"))
 
 
 def _settings(M: Any, A: Any, b: Array, rtol: float | None, atol: float, adjoint: Adjoint | None) -> Any:
@@ -228,49 +244,83 @@ def _settings(M: Any, A: Any, b: Array, rtol: float | None, atol: float, adjoint
 
 
 def _by_host(A: Any, b: Array, x0: Any, settings: Any) -> Solution | None:
-    """As `refined_on_host`; None if something is traced or asks for the loop."""
-    (_, host, found), n = settings["M"], b.shape[0]
+    """As `refined`; None if something is traced or asks for the loop."""
+    found, n = settings["M"].found, b.shape[0]
     options, _, limits = settled(settings, b, n, STEPS)
-    more = x0 is not None or options.history_length or options.callback or options.progress
-    if more or is_traced(A, b, limits) or n != host.n or limits.maxiter == 0:
+    if x0 is not None or _is_watched(options) or is_traced(A, b, limits) or n != found.host.n:
         return None
     if not isinstance(b.sharding, jax.sharding.SingleDeviceSharding):  # b has a mesh
         return None
-    return placed_like(b, refined_on_host(host, found, b, limits, _dtype(A, b)))
+    return placed_like(b, refined(found, b, limits, _dtype(A, b))[:4])
 
 
-def refined_on_host(host: Host, found: Any, b: Any, limits: Any, dtype: Any) -> tuple[np.ndarray, ...]:
-    """SuperLU's x, refined in 64 bits on the host, its code, iterations and residual norm.
+def _is_watched(options: Any) -> bool:
+    return bool(options.history_length or options.callback or options.progress)
+
+
+def refined(found: superlu.OnHost, b: Any, limits: Any, dtype: Any, way: str = "N") -> tuple[np.ndarray, ...]:
+    """SuperLU's x, refined in 64 bits on the host, its code, iterations and residual norm, and ‖A‖·‖x‖ of a failure.
 
     Args:
       b: [n] or [n, k], of NumPy or on one device.
       dtype: that of x.
+      way: "T" for a system with Aᵀ.
     """
-    S = host.S
+    S = found.host.S.T if way == "T" else found.host.S
     rhs = np.asarray(b, np.complex128 if b.dtype.kind == "c" else S.dtype)
     with np.errstate(all="ignore"):
         b_norm = _length(rhs)
-        code, steps = np.zeros(b_norm.shape, np.int32), np.not_equal(b_norm, 0).astype(np.int32)
         least = np.maximum(limits.rtol * b_norm, limits.atol)
-        exact = found.solve(rhs, "N")
-        x, r = exact.astype(dtype, copy=False), rhs - S @ exact
-        size_of_exact, last = _length(r), np.inf
-        size = size_of_exact if x is exact else _length(rhs - S @ x)
-        if not np.all(size <= least):
-            while np.any(better := (size > least) & (size_of_exact > least) & (size_of_exact <= last / 2)):
-                if np.max(steps) >= limits.maxiter:
-                    break
-                steps, last = steps + better, size_of_exact
-                exact = exact + np.where(better, found.solve(r, "N"), 0)
-                r, rounded = rhs - S @ exact, exact.astype(dtype)
-                size_of_exact, rounded_size = _length(r), _length(rhs - S @ rounded)
-                is_less = rounded_size < size
-                x, size = np.where(is_less, rounded, x), np.where(is_less, rounded_size, size)
-            if not np.all(size <= least):
-                code = np.where(size <= least, code, _cause(host, found, x, size, b_norm, least))
-    if not np.all(size < b_norm):  # 0 is as good
-        x, size = np.where(size < b_norm, x, 0), np.where(size < b_norm, size, b_norm)
-    return x, code.astype(np.int32), steps.astype(np.int32), size.astype(np.real(x).dtype)
+        x, size, exact, r, r_norm, last = np.zeros(rhs.shape, dtype), b_norm, 0, rhs, b_norm, np.inf
+        steps = np.zeros(b_norm.shape, np.int32)
+        while True:
+            goes_on = (size > least) & (r_norm > least) & (r_norm <= last / 2)
+            if not goes_on.any() or steps.max() >= limits.maxiter:
+                break
+            steps, last, z = steps + goes_on, r_norm, found.solve(r, way)
+            exact = exact + (z if goes_on.all() else np.where(goes_on, z, 0))
+            r, rounded = rhs - S @ exact, exact.astype(dtype, copy=False)
+            r_norm = rounded_norm = _length(r)
+            if rounded is not exact:
+                rounded_norm = _length(rhs - S @ rounded)
+            better = rounded_norm < size
+            x, size = (
+                (rounded, rounded_norm)
+                if better.all()
+                else (np.where(better, rounded, x), np.where(better, rounded_norm, size))
+            )
+        code, Ax_norm = np.zeros(b_norm.shape, np.int32), np.zeros_like(b_norm)
+        if not (size <= least).all():
+            Ax_norm, eps = found.host.longest_column * _length(x), jnp.finfo(dtype).eps
+            limit = np.minimum(ROUNDED * eps * (Ax_norm + b_norm), eps**0.25 * b_norm)
+            cause = np.where((size <= limit) & (least >= eps * b_norm), Status.ROUNDED, Status.STAGNATION)
+            cause = np.where(goes_on, Status.MAXITER, cause)
+            is_lost = (cause != Status.ROUNDED) & (size > least)
+            if is_lost.any() and not found.condition() * eps < 0.1:
+                cause = np.where(is_lost, Status.SINGULAR, cause)
+            code = np.where(size <= least, code, np.where(np.isfinite(b_norm), cause, Status.NON_FINITE))
+    real = np.real(x).dtype
+    return x, code.astype(np.int32), steps, size.astype(real), Ax_norm.astype(real)
+
+
+def _refined(found: superlu.OnHost | None, entries: Any, b: Any, numbers: Any, way: str) -> np.ndarray | None:
+    """The results of `refined` in one array, whose last four rows are not x; None: the factors are not accurate."""
+    if found is not None:
+        x, *ends = refined(found, b, Numbers(*numbers), b.dtype, way)
+        if np.any(ends[0]) and found.ordering == MMD and not found.is_accurate:
+            return None
+        return np.concatenate([x, np.stack(ends)])
+    size = _length(b)
+    is_finite = np.isfinite(size) & np.all(np.isfinite(entries[2]))
+    code = np.where(size == 0, Status.CONVERGED, np.where(is_finite, Status.SINGULAR, Status.NON_FINITE))
+    zeros, size = np.zeros_like(size), np.where(is_finite, size, np.nan)
+    return np.concatenate([np.zeros_like(b), np.stack([code, zeros, size, zeros])])
+
+
+class Numbers(NamedTuple):
+    rtol: Any
+    atol: Any
+    maxiter: Any
 
 
 def placed_like(b: Any, found: tuple[np.ndarray, ...], *words: str) -> Solution:
@@ -287,18 +337,6 @@ def placed_like(b: Any, found: tuple[np.ndarray, ...], *words: str) -> Solution:
 
 # `device_put` of each would cost 30 µs.
 _on_device = jax.jit(lambda *arrays: arrays)
-
-
-def _cause(host: Host, found: Any, x: np.ndarray, size: np.ndarray, b_norm: np.ndarray, least: np.ndarray) -> Any:
-    """The statuses of a refined x on the host, where it misses the tolerance `least`."""
-    S, eps = host.S, jnp.finfo(x.dtype).eps
-    A_norm = np.sqrt(np.max(abs(S).power(2).sum(axis=0)))  # from below: the longest column
-    limit = np.minimum(ROUNDED * eps * (A_norm * _length(x) + b_norm), eps**0.25 * b_norm)
-    is_rounding = (size <= limit) & (least >= eps * b_norm)
-    if np.all(is_rounding | (size <= least)):
-        return np.int32(Status.ROUNDED)
-    otherwise = Status.STAGNATION if found.condition(S) * eps < 0.1 else Status.SINGULAR
-    return np.where(np.isfinite(b_norm), np.where(is_rounding, Status.ROUNDED, otherwise), Status.NON_FINITE)
 
 
 def _length(a: np.ndarray) -> np.ndarray:
@@ -322,8 +360,15 @@ def solved(A: Any, b: Any, x0: Any, settings: Any) -> Solution:
     if isinstance(adjoint, Adjoint) and adjoint.maxiter is None:
         adjoint = dataclasses.replace(adjoint, maxiter=STEPS)
     most = STEPS if settings["maxiter"] is None else settings["maxiter"]
-    changed = {"M": dataclasses.replace(F, A=None), "maxiter": most, "adjoint": adjoint}
-    sol = solve(METHOD, A, b, x0, settings | changed)
+    changed = settings | {"M": dataclasses.replace(F, A=None), "maxiter": most, "adjoint": adjoint}
+    changed["check_every"] = changed["check_every"] or 1  # the steps between two checks would be solves
+    if (
+        isinstance(F.factors, factors.HostFactors)
+        and x0 is None
+        and not _is_watched(settled(changed, b, len(b), STEPS)[0])
+    ):
+        return solve(ON_HOST, A, b, x0, changed)
+    sol = solve(METHOD, A, b, x0, changed)
     if not is_traced(sol.code) and bool(np.all(sol.success)):
         return sol
     norm = matrix_norm(F.A)

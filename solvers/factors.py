@@ -21,7 +21,7 @@ from jaxsparse_fmt.core.basis import Operator
 from jaxsparse_fmt.core.triangular import Triangle
 from solvers import backends, superlu
 from solvers.core.diagonal import operand, rows_scaled
-from solvers.host import Host, hosted
+from solvers.host import hosted
 from solvers.precond import _checks as checks
 from solvers.solution import SolverError, Status
 from solvers.superlu import OnHost, Recipe
@@ -100,8 +100,8 @@ class HostFactors:
         return superlu.call(_solved, self.n, self.recipe, (self.row, self.col, self.values), (r,), like, options)
 
 
-def _solved(found: OnHost, _: Any, r: Any, way: str) -> np.ndarray:
-    return found.solve(r, way)
+def _solved(found: OnHost | None, _: Any, r: Any, way: str) -> Any:
+    return np.nan if found is None else found.solve(r, way)
 
 
 @pytree
@@ -165,7 +165,7 @@ def made(A: Any, recipe: Recipe, maker: str, symmetric: bool | None = None) -> A
         return backends.made(A, recipe[0], maker, symmetric)
     if is_traced(A):
         return HostFactors(A.row_ids, A.col_ids, lax.stop_gradient(A.data).astype(dtype), A.shape[0], recipe)
-    return split(on_host(A, recipe, maker)[1], dtype)
+    return split(on_host(A, recipe, maker), dtype)
 
 
 def _checked(A: Any, maker: str) -> Any:
@@ -176,12 +176,12 @@ def _checked(A: Any, maker: str) -> Any:
     return A
 
 
-def on_host(A: Any, recipe: Recipe, maker: str) -> tuple[Host, OnHost]:
-    """A on the host, and its factors. Errors as of `made`."""
+def on_host(A: Any, recipe: Recipe, maker: str) -> OnHost:
+    """Errors as of `made`."""
     host = hosted(_checked(A, maker))
     if not host.finite:
         raise SolverError(Status.NON_FINITE, f"{maker} needs finite entries, and A has a NaN or an infinity")
-    return host, superlu.factored(host, recipe, maker)
+    return superlu.factored(host, recipe, maker)
 
 
 def split(found: OnHost, dtype: Any) -> Factors:

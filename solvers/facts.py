@@ -192,7 +192,7 @@ class Memory:
         asked = limits = dtype = None
         if type(M) is Prepared and is_plain(self.asked):
             asked, dtype = (self.asked, self.b.dtype), promoted(self.A.dtype, self.b.dtype, np.float32)
-            limits = settled(self.settings, self.b, M.host.n, STEPS)[2]
+            limits = settled(self.settings, self.b, M.found.host.n, STEPS)[2]
         values = weakref.ref(self.leaves[0])
         kept = Success(order, M, values, asked, limits, dtype)
         _successes.keep(self.tree, self.leaves[1:] or self.leaves, kept)

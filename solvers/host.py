@@ -19,7 +19,7 @@ FREE = 3_000  # unknowns whose factors fit, even full ones
 COPIES = 2  # of the factors, SuperLU's and ours
 # The symmetric mode pivots on the diagonal down to THRESHOLD of a column. Pivots elsewhere let its factors fill.
 MMD, COLAMD, THRESHOLD = "MMD_AT_PLUS_A", "COLAMD", 1e-3
-ASYMMETRY, WEAK = 0.1, 0.01  # parts of the entries without a partner, and of the columns with a weak diagonal, at most
+ASYMMETRY, WEAK = 0.5, 0.01  # parts of the entries without a partner, and of the columns with a weak diagonal, at most
 WIDE, SLOW = 0.1, 5e9  # where an envelope is wider than this part of n, MMD may take as long as the factorization
 _hosts = Kept(1)
 
@@ -72,6 +72,11 @@ class Host:
         nonzeros.eliminate_zeros()
         columns = csgraph.maximum_bipartite_matching(nonzeros, perm_type="column")
         return bool(np.any(columns < 0))
+
+    @functools.cached_property
+    def longest_column(self) -> float:
+        """‖A‖₂ from below, of an A without empty columns."""
+        return float(np.sqrt(np.max(np.add.reduceat(np.abs(self.S.data) ** 2, self.S.indptr[:-1]))))
 
     @functools.cached_property
     def row_sums(self) -> float:

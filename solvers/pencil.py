@@ -87,9 +87,9 @@ def inverse_of_mass(M: Any) -> Any:
     if is_traced(M):
         return factors.made(M, RECIPE, "eigsh(M=)")
     with contextlib.suppress(SolverError):  # singular, or not finite
-        host, found = factors.on_host(M, ("cholesky",), "eigsh(M=)")
+        found = factors.on_host(M, ("cholesky",), "eigsh(M=)")
         made: Any = factors.split(found, jnp.promote_types(M.dtype, jnp.float32))
-        positive = host.symmetric and np.all(np.real(made.inverse_pivots) > 0)
+        positive = found.host.symmetric and np.all(np.real(made.inverse_pivots) > 0)
         if positive and np.array_equal(found.made.perm_r, found.made.perm_c):
             return jax.device_put(made)
     raise ValueError(

@@ -1,6 +1,7 @@
 """The determinant, entries of the inverse, and a root of it, by SuperLU's factors.
 
 The functions take the factors and `entries`: rows, columns and values of the matrix, as `superlu.Call` passes them.
+Without factors the result is NaN, but of a determinant that is 0.
 """
 
 from typing import Any
@@ -20,8 +21,10 @@ def places(found: OnHost) -> tuple[np.ndarray, np.ndarray]:
     return made.perm_r[np.argsort(n[found.rows])], made.perm_c[np.argsort(n[found.cols])]
 
 
-def determinant(found: OnHost, _: Any) -> tuple[Any, Any]:
+def determinant(found: OnHost | None, entries: Any) -> tuple[Any, Any]:
     """det A / |det A|, and log|det A|."""
+    if found is None:
+        return (0, -np.inf) if np.all(np.isfinite(entries[2])) else (np.nan, np.nan)
     D = found.made.U.diagonal()
     with np.errstate(all="ignore"):
         sign = np.prod(D / np.abs(D)) * np.prod([_parity(p) for p in places(found)])
@@ -38,12 +41,14 @@ def _parity(order: np.ndarray) -> int:
     return -1 if (n - cycles) % 2 else 1
 
 
-def inverse_entries(found: OnHost, entries: Any, i: Any, j: Any) -> np.ndarray:
+def inverse_entries(found: OnHost | None, entries: Any, i: Any, j: Any) -> np.ndarray:
     """[m], entries (i, j) of A⁻¹.
 
     It costs some four factorizations if each (j, i) is an entry of A. The recurrence takes L + U as symmetric, free of
     cancellation, and with the entries that are asked for, so that it finds whatever it needs.
     """
+    if found is None:
+        return np.full(i.shape, np.nan)
     n = found.made.shape[0]
     row, col, _ = entries
     rows, cols = (place.astype(np.int64) for place in places(found))  # SuperLU's 32 bits do not hold n² of the keys
@@ -81,13 +86,13 @@ def inverse_entries(found: OnHost, entries: Any, i: Any, j: Any) -> np.ndarray:
     return np.where(a == b, diagonal[a], np.where(a > b, left[place], right[place]))
 
 
-def root(found: OnHost, entries: Any, z: np.ndarray, way: str) -> np.ndarray:
+def root(found: OnHost | None, entries: Any, z: np.ndarray, way: str) -> np.ndarray:
     """R·z with R·Rᴴ = A⁻¹, or with the way "T" Rᵀ·z, by factors without pivoting; NaN unless A is positive definite."""
+    if found is None:
+        return np.full_like(z, np.nan)
     n, made = found.made.shape[0], found.made
     D, (rows, cols) = made.U.diagonal(), places(found)
-    row, col, values = entries
-    S = scipy.sparse.csc_array((values, (row, col)), shape=(n, n))
-    if not (np.all(D.real > 0) and np.array_equal(rows, cols) and host.Host(S).symmetric):
+    if not (np.all(D.real > 0) and np.array_equal(rows, cols) and found.host.symmetric):
         return np.full_like(z, np.nan)
     L, scale = made.L.tocsc(), np.sqrt(D.real)
     off = L.indices != np.repeat(np.arange(n), np.diff(L.indptr))

@@ -14,7 +14,7 @@ from solvers.core import arguments
 from solvers.core.operators import Wrapped, call_for, described, is_function, operator, preconditioner
 from solvers.core.settings import Settings, settled, solver
 from solvers.core.solve import solve as by_method
-from solvers.direct import placed_like, reachable, refined_on_host
+from solvers.direct import placed_like, reachable, refined
 from solvers.facts import Facts, Memory, NotFinite, Success, is_plain, recalled
 from solvers.solution import Solution, Status, Told
 from solvers.ways import GIVEN, METHODS, OF_A_FUNCTION, ON_MANY_DEVICES, SUITED, WAYS, WITH_GIVEN_M, Way, first_success
@@ -136,11 +136,11 @@ def _again(A: Any, b: Any, settings: Any) -> Solution | None:
         return None
     if not isinstance(b, (np.ndarray, jax.Array)) or isinstance(b, Tracer) or found.asked != (settings, b.dtype):
         return None
-    if b.ndim not in (1, 2) or not b.size or len(b) != found.M.host.n or len(getattr(b, "devices", tuple)()) > 1:
+    if b.ndim not in (1, 2) or not b.size or len(b) != found.M.found.host.n or len(getattr(b, "devices", tuple)()) > 1:
         return None
     if not np.isfinite(np.asarray(b)).all():
         return None
-    x, code, *ends = refined_on_host(found.M.host, found.M.found, b, found.limits, found.dtype)
+    x, code, *ends, _ = refined(found.M.found, b, found.limits, found.dtype)
     status = Status(int(np.max(code)))
     if status not in (Status.CONVERGED, Status.ROUNDED):
         return None

@@ -29,7 +29,7 @@ KEPT = 4  # factors that the host keeps for the programs that factor
 SAMPLE = 64  # values, by which most others differ
 SMALLEST = 1e-300  # of drop_tol: with 0 SciPy's `spilu` writes beyond its arrays
 STOP = 0.3  # seconds that the end of Python waits for a factorization
-BACKWARD = 100  # units of rounding in a solve whose pivots stay on the diagonal, at most
+BACKWARD = 500  # units of rounding in a solve whose pivots stay on the diagonal, at most
 
 
 _lock = threading.Lock()
@@ -95,17 +95,14 @@ def _forget_threads() -> None:
 os.register_at_fork(after_in_child=_forget_threads)  # a child has none of its parent's threads
 
 
-class OnHost(NamedTuple):
-    """SuperLU's factors of A[rows][:, cols], and their dtype, the only one that they solve in.
-
-    Attributes:
-      ordering: how SuperLU ordered the columns.
-    """
+@dataclasses.dataclass(eq=False)
+class OnHost:
+    """SuperLU's factors of A[rows][:, cols], for A on the host, and how SuperLU ordered the columns."""
 
     made: Any
     rows: Any
     cols: Any
-    dtype: np.dtype
+    host: Host
     ordering: str
 
     @property
@@ -115,17 +112,30 @@ class OnHost(NamedTuple):
 
     def solve(self, r: Any, way: str) -> np.ndarray:
         """A⁻¹·r, or with the way "T" A⁻ᵀ·r."""
-        if r.dtype.kind == "c" and self.dtype.kind != "c":
+        dtype = self.host.S.dtype  # the only one that SuperLU solves in
+        if r.dtype.kind == "c" and dtype.kind != "c":
             return self.solve(r.real, way) + 1j * self.solve(r.imag, way)
         given, found = (self.cols, self.rows) if way == "T" else (self.rows, self.cols)
-        r = np.ascontiguousarray(r, self.dtype)
+        r = np.ascontiguousarray(r, dtype)
         x = np.empty_like(r)
         x[found] = self.made.solve(np.ascontiguousarray(r[given]), way)
         return x
 
-    def condition(self, S: Any) -> float:
-        """An estimate of ‖A‖₁·‖A⁻¹‖₁ of A = S, from below (Higham and Tisseur 2000)."""
+    @functools.cached_property
+    def is_accurate(self) -> bool:
+        """Whether a solve shows little growth of the factors, by its backward error (Rigal and Gaches 1967)."""
+        S, x = self.host.S, np.cos(np.arange(self.host.n)).astype(self.host.S.dtype)
+        with np.errstate(all="ignore"):
+            b = S @ x
+            x = self.solve(b, "N")
+            size = np.max(np.abs(b), initial=0) + self.host.row_sums * np.max(np.abs(x), initial=0)
+            return bool(np.max(np.abs(b - S @ x), initial=0) <= BACKWARD * np.finfo(np.float64).eps * size)
+
+    def condition(self) -> float:
+        """An estimate of ‖A‖₁·‖A⁻¹‖₁, from below (Higham and Tisseur 2000)."""
         from scipy.sparse import linalg
+
+        S = self.host.S
 
         def adjoint(v: Any) -> Any:
             return np.conj(self.solve(np.conj(v), "T"))
@@ -159,11 +169,12 @@ class Order(NamedTuple):
         return made
 
 
-def factored(host: Host, recipe: Recipe, maker: str, known: Order | None = None) -> OnHost:
+def factored(host: Host, recipe: Recipe, maker: str, known: Order | None = None, checks: bool = True) -> OnHost:
     """SuperLU's factors.
 
     Args:
       known: the order of factors of this pattern; None: found out.
+      checks: whether factors with pivots on the diagonal must be accurate.
 
     SolverError: a pivot is zero. ValueError: the factors do not fit into the memory.
     """
@@ -181,7 +192,7 @@ def factored(host: Host, recipe: Recipe, maker: str, known: Order | None = None)
     ordering = host.ordering if known is None else known.ordering
     with contextlib.suppress(SolverError) if ordering == MMD else contextlib.nullcontext():
         found = _by_superlu(host, recipe, maker, ordering, known)
-        if ordering == COLAMD or recipe[0] == "ilu" or _is_accurate(host, found):
+        if not checks or ordering == COLAMD or recipe[0] == "ilu" or found.is_accurate:
             return found
     return _by_superlu(host, recipe, maker, COLAMD, None)
 
@@ -206,7 +217,7 @@ def _by_superlu(host: Host, recipe: Recipe, maker: str, ordering: str, known: Or
         made = _in_worker(lambda: Made([factor(S, **options)]))
     except (RuntimeError, MemoryError) as error:
         raise _reason(error, recipe, maker, S) from None
-    return OnHost(made, rows, cols, S.dtype, ordering)
+    return OnHost(made, rows, cols, host, ordering)
 
 
 def _reason(error: Exception, recipe: Recipe, maker: str, S: Any) -> Exception:
@@ -222,16 +233,6 @@ def _reason(error: Exception, recipe: Recipe, maker: str, S: Any) -> Exception:
         text = "an incomplete factor is singular, as A itself may be; take a smaller drop_tol or a larger fill"
         return SolverError(Status.SINGULAR, f"{maker}: {text}; got drop_tol={recipe[1]:g}, fill={recipe[2]:g}")
     return SolverError(Status.SINGULAR, f"{maker}: {error}; {Status.SINGULAR.message}")
-
-
-def _is_accurate(host: Host, found: OnHost) -> bool:
-    """Whether a solve shows little growth of the factors, by its backward error (Rigal and Gaches 1967)."""
-    S, x = host.S, np.cos(np.arange(host.n)).astype(host.S.dtype)
-    with np.errstate(all="ignore"):
-        b = S @ x
-        x = found.solve(b, "N")
-        size = np.max(np.abs(b), initial=0) + host.row_sums * np.max(np.abs(x), initial=0)
-        return bool(np.max(np.abs(b - S @ x), initial=0) <= BACKWARD * np.finfo(np.float64).eps * size)
 
 
 # -------------------------------------------------------------------------------------------------- kept by the host
@@ -287,11 +288,14 @@ def _pattern(n: int, row: Any, col: Any) -> Pattern:
         return _patterns[0]
 
 
-def kept(n: int, recipe: Recipe, row: Any, col: Any, values: Any, room: int = KEPT) -> OnHost | None:
+def kept(
+    n: int, recipe: Recipe, row: Any, col: Any, values: Any, room: int = KEPT, checks: bool = True
+) -> OnHost | None:
     """The factors of these entries, None if they have none. Matrices of one pattern share the order of the columns.
 
     Args:
       room: how many factors stay, these among them.
+      checks: as of `factored`.
 
     Raises:
       ValueError: the factors do not fit into the memory.
@@ -302,13 +306,17 @@ def kept(n: int, recipe: Recipe, row: Any, col: Any, values: Any, room: int = KE
     with _lock:
         for k, one in enumerate(_recent):
             if one[:3] == key and np.array_equal(one.values, values):
+                found = one.found
+                if found is not None and checks and found.ordering == MMD and not found.is_accurate:
+                    del _recent[k]
+                    break
                 _recent.insert(0, _recent.pop(k))
-                return one.found
+                return found
     found = None
     if np.all(np.isfinite(values)):
         host, known = Host(pattern.matrix(values)), pattern.orders.get(recipe)
         with contextlib.suppress(SolverError):
-            found = factored(host, recipe, "A", known)
+            found = factored(host, recipe, "A", known, checks)
             if known is None or known.ordering != found.ordering:
                 pattern.orders[recipe] = Order.of(host.S, found.ordering, found.order)
     with _lock:
@@ -322,9 +330,9 @@ class Call:
     """What a program calls on the host; equal ones share a program.
 
     Attributes:
-      f: (factors, rows, columns and values of the entries, *arrays, *options) -> an array of `shape`.
+      f: (factors or None, rows, columns and values of the entries, *arrays, *options) -> an array of `shape`.
       ndims: of the arrays.
-      singular: the result if the entries are finite, and have no factors; NaN if they are not finite.
+      checks: as of `factored`; if not, f may return None for factors that are not accurate.
     """
 
     f: Callable[..., Any]
@@ -334,18 +342,19 @@ class Call:
     shape: tuple[int, ...]
     dtype: np.dtype
     ndims: tuple[int, ...]
-    singular: tuple[float, ...]
+    checks: bool
 
     def __call__(self, *given: Any) -> np.ndarray:
         batch, each = members(given, (1, 1, 1, *self.ndims))
-        results = np.full((len(each), *self.shape), np.nan, self.dtype)
+        results = np.empty((len(each), *self.shape), self.dtype)
         for k, (row, col, values, *arrays) in enumerate(each):
             # A batch of matrices, and that of their transposes.
-            found = kept(self.n, self.recipe, row, col, values, 2 * len(each))
-            if found is not None:
-                results[k] = self.f(found, (row, col, values), *arrays, *self.options)
-            elif np.all(np.isfinite(values)):
-                results[k] = self.singular
+            for checks in (self.checks, True):
+                found = kept(self.n, self.recipe, row, col, values, 2 * len(each), checks)
+                result = self.f(found, (row, col, values), *arrays, *self.options)
+                if result is not None:
+                    break
+            results[k] = result
         return results.reshape(*batch, *self.shape)
 
 
@@ -357,11 +366,11 @@ def call(
     arrays: tuple[Any, ...],
     like: Any,
     options: tuple[Any, ...] = (),
-    singular: tuple[float, ...] = (np.nan,),
+    checks: bool = True,
 ) -> jax.Array:
     """The result of `Call` in a program, an array like `like`; also of a batch."""
     ndims = tuple(array.ndim for array in arrays)
-    host = Call(f, n, recipe, options, like.shape, np.dtype(like.dtype), ndims, singular)
+    host = Call(f, n, recipe, options, like.shape, np.dtype(like.dtype), ndims, checks)
     shape = jax.ShapeDtypeStruct(like.shape, like.dtype)
     return jax.pure_callback(host, shape, *entries, *arrays, vmap_method="expand_dims")
 

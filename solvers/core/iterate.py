@@ -56,6 +56,7 @@ class Method(NamedTuple):
       sums: (whether there is no M) -> the pass whose sums `step` needs with A·v, and the number of its other vectors.
       unrolled: the steps of a trip of the inner loop, if that has several between two checks. A trip costs a GPU some
         µs, and XLA compiles each step in it once more, about 10 ms a kernel: 1 if a step has dozens of kernels.
+      whole: (system, is_transposed) -> x and its `End`, in place of the loop.
     """
 
     start: Callable[..., Any]
@@ -66,6 +67,7 @@ class Method(NamedTuple):
     least_squares: bool = False
     sums: Callable[[bool], tuple[Pass, int]] | None = None
     unrolled: int = 5
+    whole: Callable[..., Any] | None = None
 
 
 def holding(step: Callable[[Space, Map, Map, Any], tuple[Any, Array, Array]], scratch: tuple[str, ...] = ()) -> Any:

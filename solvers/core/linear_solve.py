@@ -113,6 +113,8 @@ class Solve(opaque.Rules):
 @functools.partial(jax.jit, static_argnums=(0, 1, 3))
 def _run(method: Method, options: Options, system: System, is_transposed: bool) -> tuple[Array, End]:
     """The loop, inside one shard_map if A and M can be applied there."""
+    if method.whole is not None:
+        return method.whole(system, is_transposed)
 
     def run(space: Space, system: System) -> tuple[Array, End]:
         like, sums = system.b, method.sums and method.sums(system.M is None)

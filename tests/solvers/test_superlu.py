@@ -1,5 +1,6 @@
 """Which of SuperLU's modes factors a matrix, and that a factorization without enough pivoting is made again."""
 
+import jax
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -8,6 +9,7 @@ import scipy.sparse.linalg as spla
 import jaxsparse_fmt as jsf
 from solvers import SolverError, direct, factorized, superlu
 from solvers.host import COLAMD, MMD, Host
+from tests.lowering import quick_jit
 from tests.process import printed
 from tests.solvers.real import each_file
 from tests.solvers.test_host import SYMMETRIC, arrow, saddle
@@ -63,6 +65,19 @@ def test_factors_that_grow_are_made_again_with_partial_pivoting():
     grown, x = spla.splu(S, **SYMMETRIC), np.ones(200)
     assert np.max(np.abs(S @ grown.solve(S @ x) - S @ x)) > 1e-13 * np.max(np.abs(S).sum(axis=1))
     assert direct(jsf.from_scipy(S), S @ x, rtol=1e-14).success
+    solve, b = quick_jit(lambda A, b: direct(A, b, rtol=1e-14)), S @ x
+    for scale in (1.0, 2.0):  # inside jit once the residual shows it
+        assert solve(scale * jsf.from_scipy(S), b).success
+
+
+def test_a_solve_inside_jit_calls_the_host_once():
+    S = sp.csr_array(jsf.gallery.convection_diffusion(5))
+    solve = jax.jit(lambda A, b: direct(A, b, rtol=1e-9))
+    A, b = jsf.from_scipy(S, "csr"), np.ones(125)
+    assert str(jax.make_jaxpr(solve)(A, b)).count("pure_callback[") == 1
+    sol = solve(A, b)
+    assert sol.success and sol.iterations == 1
+    np.testing.assert_allclose(sol.residual_norm, np.linalg.norm(b - S @ sol.x), rtol=1e-3, atol=1e-14)
 
 
 @pytest.mark.parametrize("recipe", [("lu",), ("ilu", 1e-4, 1.0), ("cholesky",)], ids=lambda r: r[0])
