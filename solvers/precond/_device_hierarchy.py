@@ -24,6 +24,7 @@ from jax.sharding import SingleDeviceSharding
 from jaxsparse_fmt.algebra import on_device
 from jaxsparse_fmt.algebra.on_device import on_accelerator
 from jaxsparse_fmt.core.matrix import SparseMatrix
+from jaxsparse_fmt.kernels.backends import jax_versions
 from solvers.precond import _device_programs as programs
 from solvers.precond._hierarchy import DENSEST, ROUNDING, STRICTER, WEAKER, Aggregation, Start, largest_value
 
@@ -89,10 +90,15 @@ def large_levels(
 
     Returns:
       The matrix below them, in SciPy's CSR, with how to go on; None if there is no such level, or the host has to set A
-      up.
+      up, as for a jaxlib without the options of `programs.quick_jit`.
     """
     rooms, levels = rooms_of(A.shape[0], A.nnz), []
-    matrix = _finest(A, B, theta, rooms)
+    try:
+        matrix = _finest(A, B, theta, rooms)
+    except jax.errors.JaxRuntimeError as error:
+        if not jax_versions.is_unknown_option(error):
+            raise
+        return None
     while matrix is not None and matrix.entries > FEW and matrix.rows > most and (step := _coarsened(matrix, rooms)):
         matrix, made = step
         levels.append(made)
@@ -213,16 +219,14 @@ def _compiled(rooms: Rooms, place: Any) -> list[Future[Any]]:
     vector, arrays = array((n,), np.float64), ((nnz, np.float64), (nnz, np.int32), (n + 1, np.int32))
     A = like(jax.eval_shape(lambda *a: programs.csr(a, (n, n)), *(array((size,), kind) for size, kind in arrays)))
     # P, R, A·P and R·A·P are padded as A is.
-    known = results(programs.measured, A, vector, vector, 1)
+    to_measure = A, vector, vector, 1
+    measured, known = compiling(programs.measured, *to_measure), results(programs.measured, *to_measure)
     aggregated = compiling(programs.aggregated, A, known, 0.5)
-    multiplied = compiling(programs.multiplied, A, A, A, rooms.products)
-    measured = compiling(programs.measured, A, vector, vector, 1)
-    agg, _ = results(programs.aggregated, A, known, 0.5)
-    to_prolong = A, vector, known, agg, 1, 0.5, 1.0
-    prolonged = compiling(programs.prolonged, *to_prolong)
-    found = results(programs.prolonged, *to_prolong)
+    to_prolong = A, vector, known, results(programs.aggregated, A, known, 0.5)[0], 1, 0.5, 1.0
+    prolonged, found = compiling(programs.prolonged, *to_prolong), results(programs.prolonged, *to_prolong)
     *terms, _ = results(programs.multiplied, A, A, A, rooms.products)
-    compressed = [compiling(programs.compressed, *t, n, (n, n), nnz) for t in (found.terms, terms)]
+    compressed = [compiling(programs.compressed, *t, n, (n, n), nnz) for t in (terms, found.terms)]
+    multiplied = compiling(programs.multiplied, A, A, A, rooms.products)
     transposed = compiling(programs.transposed, A, found.below, vector)
     threads.shutdown(wait=False)
     return [measured, aggregated, multiplied, prolonged, *compressed, transposed]
