@@ -4,7 +4,6 @@ import io
 import sys
 
 import numpy as np
-import pytest
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt.cli import main
@@ -31,15 +30,3 @@ def test_convert_there_and_back_keeps_every_entry(poisson: str, tmp_path, monkey
     monkeypatch.setattr(sys, "stdout", out)
     assert main.main(["convert", back, "-"]) == 0
     assert (files.read_scipy(io.BytesIO(out.buffer.getvalue())) != POISSON).nnz == 0
-
-
-@pytest.mark.parametrize(("out", "text"), [("a.txt", r"end it in .mtx"), ("missing.mtx", "overwrite the input")])
-def test_a_file_that_cannot_be_written_is_refused_before_reading(out: str, text: str, capsys):
-    assert main.main(["convert", "missing.mtx", out]) == 2
-    assert text in capsys.readouterr().err
-
-
-def test_a_file_that_no_save_wrote_is_named(tmp_path, capsys):
-    (tmp_path / "a.npz").write_bytes(b"nothing")
-    assert main.main(["info", str(tmp_path / "a.npz")]) == 2
-    assert "a.npz" in capsys.readouterr().err.splitlines()[-1]

@@ -176,11 +176,10 @@ def refused(capsys, *args: str) -> str:
     return lines[0].removeprefix("jaxsparse: ")
 
 
-@pytest.mark.parametrize("command", ["solve", "info"])
-def test_a_malformed_file_is_named_with_its_line(command: str, tmp_path, capsys):
+def test_a_malformed_file_is_named_with_its_line(tmp_path, capsys):
     path = tmp_path / "bad.mtx"
     path.write_text("%%MatrixMarket matrix coordinate real general\n2 2 2\n1 1 1.0\n3 1 2.0\n")
-    assert refused(capsys, command, str(path)).startswith(f"{path}, line 4: ")
+    assert refused(capsys, "info", str(path)).startswith(f"{path}, line 4: ")
 
 
 def test_files_of_scipy_and_matlab_are_read(tmp_path, capsys):
@@ -198,6 +197,7 @@ def test_files_of_scipy_and_matlab_are_read(tmp_path, capsys):
         ("A.mat", {"A": np.eye(3)}, "one sparse matrix is needed; this one has none"),
         ("A.mat", b"MATLAB 5.0 MAT-file" + bytes(200), "no whole .mat file"),
         ("A.npz", "format.npy", "no whole file of scipy.sparse.save_npz"),
+        ("A.npz", b"nothing", "A.npz: it is no whole file of `save`"),
     ],
 )
 def test_a_file_without_one_matrix_is_refused(name, content, text, tmp_path, capsys):
@@ -280,20 +280,22 @@ def test_no_line_off_a_terminal_is_longer_than_80(args, tmp_path, capsys, monkey
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "text"),
+    ("args", "text"),
     [
-        ("--out", "x.csv", r"x\.csv: .*\.mtx, \.mtx\.gz, \.npy, \.txt"),
-        ("--out", "nowhere/x.npy", "no folder nowhere"),
-        ("--out", "nowhere/X.NPY", "no folder nowhere"),  # as a name it would do
-        ("--plot", "a.bmp", r"a\.bmp: .*\.png"),
-        ("--plot", "nowhere/a.png", "no folder nowhere"),
-        ("--out", "./A.mtx", "overwrite"),
-        ("--out", ".", "is a folder; name a file in it"),
-        ("--plot", ".", "is a folder; name a file in it"),
+        ("solve A.mtx --out x.csv", r"x\.csv: .*\.mtx, \.mtx\.gz, \.npy, \.txt"),
+        ("solve A.mtx --out nowhere/x.npy", "no folder nowhere"),
+        ("solve A.mtx --out nowhere/X.NPY", "no folder nowhere"),  # as a name it would do
+        ("solve A.mtx --plot a.bmp", r"a\.bmp: .*\.png"),
+        ("solve A.mtx --plot nowhere/a.png", "no folder nowhere"),
+        ("solve A.mtx --out ./A.mtx", "overwrite"),
+        ("solve A.mtx --out .", "is a folder; name a file in it"),
+        ("solve A.mtx --plot .", "is a folder; name a file in it"),
+        ("convert A.mtx a.txt", "end it in .mtx"),
+        ("convert A.mtx A.mtx", "overwrite the input"),
     ],
 )
-def test_results_that_cannot_be_written_are_refused_before_reading(option: str, value: str, text: str, capsys):
-    assert re.search(text, refused(capsys, "solve", "A.mtx", option, value))
+def test_results_that_cannot_be_written_are_refused_before_reading(args: str, text: str, capsys):
+    assert re.search(text, refused(capsys, *args.split()))
 
 
 @pytest.mark.skipif(jax.default_backend() == "gpu", reason="needs a machine without a GPU")

@@ -86,6 +86,11 @@ def rows() -> dict[str, Callable[[], float]]:
     }
     table |= {f"cg with {name}": lambda make=make: solved(solvers.cg, M=make()) for name, make in makers.items()}
     table["gmres with schwarz, overlap 1"] = lambda: solved(solvers.gmres, M=precond.schwarz(A, precond.ilu, 1))
+    renumbered = jsf.shard(S, mesh, by=np.arange(n) % A.parts)
+    made_in_pieces = jsf.shard_from_rows(lambda start, stop: S[start:stop], n, mesh)
+    for name, B in (("renumbered", renumbered), ("made in pieces", made_in_pieces)):
+        table[f"{name}, read back"] = lambda B=B: float(abs(B.to_scipy() - S).max())
+        table[f"{name}, A·(A·b)"] = lambda B=B: error(B @ (B @ b), S @ (S @ b))
     table["cg, both gradients inside jit"] = lambda: inside_jit(solvers.cg)
     table["solve"] = lambda: solved(solvers.solve)
     table["eigsh"] = lambda: eigenvalues(solvers.eigsh(A, 1))

@@ -70,31 +70,6 @@ def test_processes_solve_together_and_each_reads_only_its_rows(tmp_path):
     assert int(devices) == 2 * processes and 0 < int(iterations) < 60 and float(error) < 1e-9
 
 
-MULTIGRID = """
-import sys, jax, numpy as np, jaxsparse_fmt as jsf
-from solvers import cg, precond
-jax.config.update("jax_enable_x64", True)
-jax.distributed.initialize(f"127.0.0.1:{sys.argv[2]}", 2, int(sys.argv[1]))
-S = jsf.gallery.poisson(12).tocsr()
-A = jsf.shard_from_rows(lambda a, b: S[a:b], 1728, jax.make_mesh((4,), ("rows",)), format="csr")
-ones = np.ones(1728)
-assert abs(A.to_scipy() - S).max() == 0
-G = jsf.shard(S, A.domain.over.mesh, by=np.arange(1728) % 4)
-assert abs(G.to_scipy() - S).max() == 0 and abs(G @ ones - S @ ones).max() < 1e-10
-y, sol = A @ (A @ ones), cg(A, ones, M=precond.multigrid(A, max_coarse=100), rtol=1e-8)
-print("wrong by", float(abs(y - S @ (S @ ones)).max()), "status", int(sol.status), "steps", int(sol.iterations))
-"""
-
-
-@pytest.mark.deep
-def test_processes_set_up_multigrid_together():
-    ended = together(MULTIGRID, 2)
-    assert [code for code, *_ in ended] == [0, 0], ended
-    for _, out, _ in ended:
-        ((wrong, status, steps),) = re.findall(r"wrong by (\S+) status (\d+) steps (\d+)", out)
-        assert float(wrong) < 1e-10 and status == "0" and int(steps) <= 8
-
-
 ROWS_OF_ONE_FAIL = """
 import sys, jax, jaxsparse_fmt as jsf
 process = int(sys.argv[1])

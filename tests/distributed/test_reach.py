@@ -30,4 +30,4 @@ def test_every_method_is_right_or_refused_in_words_and_none_hangs(processes, dev
             assert REFUSED[name] in row["refused"], row
         else:
             assert row.get("error", 1) <= 1e-8, row
-    assert len(rows) == 45
+    assert len(rows) == 49
