@@ -28,6 +28,7 @@ def run(args: argparse.Namespace, progress: Progress) -> tables.Done:
         kind = arguments.check_output(args.out, VECTORS, *inputs, kind=args.out_format, piped="txt")
     arguments.check_backend(args)
     args.precond = args.precond or ("auto" if args.method in CHOOSING else "none")
+    _check_together(args)
     with arguments.blaming("--devices"):
         measure.first_devices(args.devices)
     S = arguments.read_matrix(args, progress)
@@ -103,7 +104,7 @@ def run(args: argparse.Namespace, progress: Progress) -> tables.Done:
 def _method(args: argparse.Namespace, sol: solvers.Solution) -> str:
     if sol.method:
         return sol.method.replace("the given M", str(args.precond))
-    return args.method if args.precond == "none" else f"{args.method} with {args.precond}"
+    return args.method if args.precond in ("auto", "none") else f"{args.method} with {args.precond}"
 
 
 def _write(out: str, x: np.ndarray, kind: str) -> None:
@@ -115,9 +116,17 @@ def _write(out: str, x: np.ndarray, kind: str) -> None:
         files.write_vector(out, x, kind)
 
 
+def _check_together(args: argparse.Namespace) -> None:
+    """Refuses options that exclude each other."""
+    takes_none = args.method == "lsmr" or (args.method == "direct" and args.precond != "auto")
+    if takes_none and args.precond != "none":
+        raise arguments.BadInput(f"--precond {args.precond}: {args.method} takes none; leave --precond out")
+    for option, value in (("--method", "direct"), ("--format", "tune")):
+        if args.devices > 1 and value in (args.method, args.format):
+            raise arguments.BadInput(f"{option} {value} works on one device; leave --devices out, or name another")
+
+
 def _right_hand_side(args: argparse.Namespace, S: scipy.sparse.csr_array, progress: Progress) -> np.ndarray:
-    if args.method == "lsmr" and args.precond != "none":
-        raise arguments.BadInput(f"--precond {args.precond}: lsmr takes none of these; leave --precond out")
     if args.method != "lsmr" or 0 in S.shape:
         arguments.check_square(args.file, S)
     if args.rhs is None:

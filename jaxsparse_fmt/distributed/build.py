@@ -38,7 +38,10 @@ def shard(
     *,
     by: Any = "nnz",
     reorder: Any = None,
-    **options: Any,
+    dtype: Any = None,
+    backend: str = "auto",
+    max_bytes: int | None = None,
+    **layout: Any,
 ) -> ShardedMatrix:
     """A matrix with its rows spread over the devices of a mesh axis.
 
@@ -53,8 +56,8 @@ def shard(
       by: "nnz" for equally many entries a device, "rows" for equally many rows, or integers [n], the device of
         each unknown, as from `boxes`.
       reorder: "rcm" or a permutation [n]: a new order of the unknowns, applied before the cut.
-      **options: `dtype`, `backend` and the layout, as in `from_scipy`; and `max_bytes`, the largest padded storage of
-        one shard's part to accept.
+      dtype, backend, **layout: as in `from_scipy`.
+      max_bytes: the largest padded storage of one shard's part to accept.
 
     Returns:
       A `ShardedMatrix`; its `report()` shows the imbalance.
@@ -70,7 +73,6 @@ def shard(
       <Status.CONVERGED: 0>
     """
     axis, parts, mesh = _axis_and_mesh(mesh, axis)
-    dtype, backend, max_bytes, layout = _conversion(**options)
 
     def prepared() -> dict[str, Any]:
         csr, target = checked(S, dtype, backend, max_bytes)
@@ -94,7 +96,10 @@ def shard_from_rows(
     mode: str = "overlap",
     *,
     starts: Any = None,
-    **options: Any,
+    dtype: Any = None,
+    backend: str = "auto",
+    max_bytes: int | None = None,
+    **layout: Any,
 ) -> ShardedMatrix:
     """A square matrix that no host holds whole: each process makes and holds only the rows of its own devices.
 
@@ -106,7 +111,7 @@ def shard_from_rows(
         once for each device of this process, by several threads at a time.
       n: rows and columns.
       starts: [devices + 1], where the rows of each device begin, and n; None cuts equally.
-      **options: as in `shard`; without a `dtype` it is that of rows_of(0, 0).
+      dtype: None takes that of rows_of(0, 0).
       The rest as in `shard`.
 
     Raises:
@@ -119,7 +124,6 @@ def shard_from_rows(
       (16, 16)
     """
     axis, parts, mesh = _axis_and_mesh(mesh, axis)
-    dtype, backend, max_bytes, layout = _conversion(**options)
 
     def prepared() -> dict[str, Any]:
         stored, size = None if dtype is None else requested_dtype(dtype), whole_number("n", n)
@@ -140,13 +144,6 @@ def shard_from_rows(
         stored = agree(lambda: {"dtype": checked(rows_of(0, 0), None, backend)[1].dtype}, mesh)["dtype"]
     request = dataclasses.replace(given["request"], target=Target(stored, backend, max_bytes))
     return assemble(lambda k: block(int(cuts[k]), int(cuts[k + 1])), cuts, cuts, axis, request)
-
-
-def _conversion(
-    dtype: Any = None, backend: str = "auto", max_bytes: Any = None, **layout: Any
-) -> tuple[Any, str, Any, dict[str, Any]]:
-    """The options of `from_scipy`, and those of the layout."""
-    return dtype, backend, max_bytes, layout
 
 
 def _cuts(starts: Any, n: int, parts: int) -> np.ndarray:

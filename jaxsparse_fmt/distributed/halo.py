@@ -149,7 +149,7 @@ def plan(needs: dict[int, np.ndarray], over: Distribution, itemsize: int = 8) ->
         ends = tuple(tuple(map(tuple, np.stack([source, target], axis=1)[number == c].tolist())) for c in range(rounds))
         how = Exchange(sizes=tuple(sizes.tolist()), pairs=ends, width=int(sizes.sum()), axis=over.axis)
         sent = place = (np.cumsum(sizes) - sizes)[number]
-        reason = f"permute in {rounds} rounds"
+        reason = f"permute in {rounds} round{'s' if rounds > 1 else ''}"
     send = {k: np.zeros(how.width, np.int32) for k in needs}
     for k, asked in delivered(lambda: wanted, over).items():
         from_k = source == k

@@ -161,6 +161,7 @@ def test_no_convergence_is_exit_1_with_the_cure(S, args: list[str], cure: str, t
     last = told.err.splitlines()[-1]
     assert last.startswith(f"jaxsparse: {path}: ")
     assert re.search(cure, last) and not re.search(cure, told.out)  # once
+    assert "auto with auto" not in told.out  # where no method was tried
 
 
 # -------------------------------------------------------------------------------------- bad input
@@ -230,6 +231,19 @@ def test_a_right_hand_side_of_another_length_is_told_with_both(poisson: str, tmp
     np.save(tmp_path / "b.npy", np.ones(7))
     line = refused(capsys, "solve", poisson, "--rhs", str(tmp_path / "b.npy"))
     assert line.startswith(f"{tmp_path / 'b.npy'}: holds 7 numbers, but {poisson} has 216 rows")
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        ("--method lsmr --precond ilu", "--precond ilu: lsmr takes none; leave --precond out"),
+        ("--method direct --precond ilu", "--precond ilu: direct takes none; leave --precond out"),
+        ("--method direct --devices 2", "--method direct works on one device; leave --devices out"),
+        ("--format tune --devices 2", "--format tune works on one device; leave --devices out"),
+    ],
+)
+def test_options_that_exclude_each_other_are_refused_before_reading(args, text, capsys):
+    assert text in refused(capsys, "solve", "A.mtx", *args.split())
 
 
 def with_one_entry_more() -> scipy.sparse.csr_array:
