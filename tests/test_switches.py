@@ -196,61 +196,52 @@ def test_every_method_and_preconditioner_solves_under(switch, name):
         close(got, plain @ v, switch, 1e5)
 
 
+def of(solver: Any) -> Any:
+    return lambda A, b, rtol: solver(A, b, rtol=rtol, history=50).x
+
+
+def of_a_function(A: Any, b: Any, rtol: float) -> Any:
+    return solvers.cg(lambda v: A @ v, b, M=lambda r: r / 2, rtol=rtol).x
+
+
+TRIANGLE, by_dense = sp.csr_array(sp.tril(GENERAL)), jnp.linalg.solve
+# Matrix, what solves with it to a tolerance, and its like for a dense one.
+SOLVES: dict[str, tuple[sp.csr_array, Any, Any]] = {
+    "cg": (DEFINITE, of(solvers.cg), by_dense),
+    "gmres": (GENERAL, of(solvers.gmres), by_dense),
+    "solve": (GENERAL, of(solvers.solve), by_dense),
+    "a function": (DEFINITE, of_a_function, by_dense),
+    "direct": (GENERAL, lambda A, b, _: solvers.direct(A, b).x, by_dense),
+    "factors": (GENERAL, lambda A, b, _: solvers.factorized(A).T @ b, lambda a, b: by_dense(a.T, b)),
+    "triangle": (TRIANGLE, lambda A, b, _: solvers.spsolve_triangular(jsf.tril(A), b), by_dense),
+    "eigenvalue": (
+        DEFINITE,
+        lambda A, b, rtol: solvers.eigsh(A, 1, which="LA", tol=rtol).eigenvalues * b,
+        lambda a, b: jnp.linalg.eigvalsh(a)[-1] * b,
+    ),
+}
+
+
 @pytest.mark.deep
 @every_switch
-@pytest.mark.parametrize("name", ["cg", "gmres", "solve"])
+@pytest.mark.parametrize("name", SOLVES)
 def test_solves_are_differentiated_and_mapped_over_under(switch, name):
-    solve, S, *_ = METHODS[name]
+    S, solve, dense = SOLVES[name]
     rtol = 1e-5 if switch.eps > 1e-10 else 1e-9
-    dense = S.toarray()
-    x, (row, col) = np.linalg.solve(dense, B), S.nonzero()
-    u = np.linalg.solve(dense.T, 2 * x)
+
+    def everything(f, data, b):
+        x, pullback = jax.vjp(f, data, b)
+        forward = jax.jvp(lambda b: f(data, b), (b,), (b,))[1]
+        return x, *pullback(2 * x), forward, jax.vmap(lambda b: f(data, b))(jnp.stack([b, 2 * b]))
+
+    of_dense = lambda data, b: dense(jnp.zeros((N, N)).at[S.nonzero()].set(data), b)  # noqa: E731
+    want = everything(of_dense, jnp.asarray(S.data), jnp.asarray(B))
     with switch.on():
         A = jsf.from_scipy(S, "csr")
-        b = jnp.asarray(B, A.dtype)
-        f = lambda data, b: solve(A.with_data(data), b, rtol=rtol, history=50)  # noqa: E731
-        by_data, by_b = jax.grad(lambda data, b: jnp.sum(f(data, b).x ** 2), (0, 1))(A.data, b)
-        _, forward = jax.jvp(lambda b: f(A.data, b).x, (b,), (b,))
-        mapped = jax.vmap(lambda b: f(A.data, b))(jnp.stack([b, 2 * b]))
-        of_a_function = solve(lambda v: A @ v, b, M=lambda r: r / 2, rtol=rtol)
-        histories = mapped.history
-    for got, want in ((by_b, u), (by_data, -u[row] * x[col]), (forward, x), (mapped.x[1], 2 * x), (of_a_function.x, x)):
-        np.testing.assert_allclose(got, want, atol=1000 * rtol * np.abs(want).max())
-    assert np.isnan(histories[0, -1]) and np.isfinite(histories[:, 0]).all()
-
-
-@pytest.mark.deep
-@every_switch
-def test_direct_and_triangular_solves_are_differentiated_under(switch):
-    dense = GENERAL.toarray()
-    x, (row, col) = np.linalg.solve(dense, B), GENERAL.nonzero()
-    want = -np.linalg.solve(dense.T, 2 * x)[row] * x[col]
-    with switch.on():
-        A = jsf.from_scipy(GENERAL, "csr")
-        b, L = jnp.asarray(B, A.dtype), jsf.tril(A)
-        sol, F = solvers.direct(A, B), solvers.factorized(A)
-        got = jax.jit(jax.grad(lambda data: jnp.sum(solvers.direct(A.with_data(data), b).x ** 2)))(A.data)
-        mapped = jax.vmap(lambda b: F.T @ b)(jnp.stack([b, 2 * b]))
-        below = jax.grad(lambda b: jnp.sum(solvers.spsolve_triangular(L, b)))(b)
-    assert sol.success and bool(F.condition >= 1)
-    near = {"rtol": 0, "atol": 1000 * switch.eps * np.abs(want).max()}
-    np.testing.assert_allclose(got, want, **near)
-    np.testing.assert_allclose(mapped[1], np.linalg.solve(dense.T, 2 * B), **near)
-    np.testing.assert_allclose(below, np.linalg.solve(np.tril(dense).T, np.ones(len(B))), **near)
-
-
-@pytest.mark.deep
-@every_switch
-def test_eigenpairs_and_their_derivatives_are_found_under(switch):
-    want, vectors = np.linalg.eigh(DEFINITE.toarray())
-    row, col = DEFINITE.nonzero()
-    with switch.on():
-        A = jsf.from_scipy(DEFINITE, "csr")
-        value = lambda data: solvers.eigsh(A.with_data(data), 1, which="LA").eigenvalues[0]  # noqa: E731
-        found, slope = jax.value_and_grad(value)(A.data)
-    tolerance = 1e-4 if switch.eps > 1e-10 else 1e-8
-    np.testing.assert_allclose(found, want[-1], rtol=tolerance)
-    np.testing.assert_allclose(slope, vectors[row, -1] * vectors[col, -1], atol=10 * tolerance)
+        of_ours = lambda data, b: solve(A.with_data(data), b, rtol)  # noqa: E731
+        found = everything(of_ours, A.data, jnp.asarray(B, A.dtype))
+    for got, wanted in zip(found, want, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=1000 * rtol * np.abs(wanted).max())
 
 
 # Without the search for leaks: it reports a tracer that a finalizer of JAX's own refers to.
@@ -264,3 +255,24 @@ def test_sharded_matrices_compute_the_same_under(switch):
         slope = jax.grad(lambda x: jnp.sum((A @ x) ** 2))(jnp.asarray(B, A.dtype))
         close(slope, 2 * (DEFINITE.T @ (DEFINITE @ B)), switch)
         assert solvers.cg(A, B, rtol=1e-5, history=True).success
+
+
+OTHERS = {
+    "lsmr": lambda A, b: solvers.lsmr(A, b, damp=0.5).x,
+    "lobpcg": lambda A, b: solvers.lobpcg(A, 1, X0=b[:, None]).eigenvalues,
+    "eigsh": lambda A, b: solvers.eigsh(A, 1, v0=b).eigenvalues,
+}
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", OTHERS)
+def test_values_and_vectors_of_two_dtypes_are_promoted_whatever_the_users_code_may(name):
+    A, b = jsf.from_scipy(jsf.gallery.poisson(8, dim=1), "csr"), np.linspace(1, 2, 8, dtype=np.float32)
+
+    def both(data, b):
+        x, back = jax.vjp(lambda data, b: OTHERS[name](A.with_data(data), b), data, b)
+        return x, back(jnp.ones_like(x))
+
+    want = both(A.data, b)
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        jax.tree.map(np.testing.assert_array_equal, both(A.data, b), want)

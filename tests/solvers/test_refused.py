@@ -10,6 +10,7 @@ import scipy.sparse as sp
 import scipy.sparse.linalg as spla
 
 import jaxsparse_fmt as jsf
+import solvers
 from solvers import (
     Adjoint,
     cg,
@@ -191,3 +192,10 @@ ROWS = [(error, *row) for error, rows in ((ValueError, VALUES), (TypeError, TYPE
 def test_is_a_bad_argument_refused_in_words(error, solver, arguments, options, words):
     with pytest.raises(error, match=words):
         solver(*arguments, **options)
+
+
+@pytest.mark.parametrize("name", ["cg", "fcg", "minres", "gmres", "bicgstab", "refine"])
+@pytest.mark.parametrize(("keyword", "told"), [("tol", "here it is 'rtol'"), ("rtoll", "it has x0, M, rtol")])
+def test_is_an_unknown_keyword_told_what_there_is(name, keyword, told):
+    with pytest.raises(TypeError, match=rf"{name} has no keyword '{keyword}'.*{told}"):
+        getattr(solvers, name)(E, ONES, **{keyword: 1e-3})
