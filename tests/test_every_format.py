@@ -10,7 +10,7 @@ import jaxsparse_fmt as jsf
 from tests.lowering import quick_jit
 from tests.marks import few
 from tests.oracle import assert_close, assert_product, draw, faces, magnitude, wide
-from tests.zoo import CASES, FIRST_LAYOUTS, LAYOUTS, PAIRS, SORTED, Layout
+from tests.zoo import ALL, CASES, FIRST_LAYOUTS, LAYOUTS, PAIRS, SORTED, Layout
 
 # Compilation takes nearly all the time here, so functions are compiled at module level and shared between tests, and
 # the tests of one pair follow one another.
@@ -20,11 +20,15 @@ every_format = pytest.mark.parametrize("layout", few(FIRST_LAYOUTS, 3), ids=str)
 IRREGULAR = CASES["irregular"]
 
 
-@pytest.fixture(scope="module", params=PAIRS, ids=lambda pair: "-".join(map(str, pair)))
+DIALECTS = [pytest.param(dialect, marks=pytest.mark.gpu) for dialect in ("triton", "mosaic")]
+BY_DIALECT = [pytest.param((ALL, one, *d.values), marks=d.marks) for one in LAYOUTS for d in DIALECTS]
+
+
+@pytest.fixture(scope="module", params=[*PAIRS, *BY_DIALECT], ids=lambda pair: "-".join(map(str, pair)))
 def pair(request):
     """A case, its layout, and the matrix."""
-    case, layout = request.param
-    return case, layout, layout.of(case.scipy())
+    case, layout, *backend = request.param
+    return case, layout, layout.of(case.scipy(), backend=backend[0] if backend else "auto")
 
 
 # --------------------------------------------------------------------------------------------------------- products
@@ -99,9 +103,10 @@ KINDS = dict.fromkeys(
     [pytest.param(*row, marks=pytest.mark.deep if i >= len(DTYPES) else ()) for i, row in enumerate(KINDS)],
     ids=lambda v: str(v) if isinstance(v, Layout) else np.dtype(v).name,
 )
-def test_products_of_every_kind_in_every_dtype(layout, stored, vector, rng):
+@pytest.mark.parametrize("backend", ["auto", *DIALECTS])
+def test_products_of_every_kind_in_every_dtype(layout, stored, vector, backend, rng):
     kind = np.complex64 if np.dtype(stored).kind == "c" else np.float32
-    A, a = layout.of(IRREGULAR.scipy(kind), dtype=stored), IRREGULAR.dense(stored)
+    A, a = layout.of(IRREGULAR.scipy(kind), dtype=stored, backend=backend), IRREGULAR.dense(stored)
     assert A.dtype == stored
     x, X, y, Y = (draw(rng, vector, *shape) for shape in ((13,), (13, 3), (17,), (17, 3)))
     got = products(A, x, X, y, Y)

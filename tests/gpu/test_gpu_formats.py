@@ -1,4 +1,4 @@
-"""The kernels on a real GPU, by both dialects: the questions of test_every_format.py where only hardware answers."""
+"""The kernels on a real GPU, by both dialects, as test_every_format.py asks them: sizes, bits, and every layout."""
 
 import functools
 
@@ -10,7 +10,7 @@ import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
 from tests.oracle import assert_close, assert_product, assert_same_storage, draw, wide
-from tests.zoo import CASES, FIRST_LAYOUTS, LAYOUTS, SORTED, Layout
+from tests.zoo import ALL, CASES, FIRST_LAYOUTS, LAYOUTS, SORTED, Layout
 
 pytestmark = pytest.mark.gpu
 
@@ -18,17 +18,6 @@ DIALECTS = ["triton", "mosaic"]
 every_dialect = pytest.mark.parametrize("dialect", DIALECTS)
 every_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 every_format = pytest.mark.parametrize("layout", FIRST_LAYOUTS, ids=str)
-
-
-def block_diagonal() -> sp.coo_array:
-    """The whole zoo as one matrix, so that one compilation asks about all of it, degenerate blocks included."""
-    return sp.coo_array(sp.block_diag([case.scipy() for case in CASES.values()]))
-
-
-@functools.cache
-def stacked() -> tuple[sp.coo_array, np.ndarray]:
-    S = block_diagonal()
-    return S, S.toarray()
 
 
 @functools.cache
@@ -41,14 +30,6 @@ def irregular(n: int = 100_000) -> sp.csr_array:
     S = sp.csr_array((rng.integers(1, 33, row.size) / 8, (row, rng.integers(0, n + 7, row.size))), (n, n + 7))
     S.sum_duplicates()
     return S
-
-
-@jax.jit
-def questions(A, X, Y):
-    """The product, and the cotangents of values and vectors: each format's three faces."""
-    product, pullback = jax.vjp(lambda values, X: A._with_values(values) @ X, A.values, X)
-    for_values, for_x = pullback(Y)
-    return product, A._with_values(for_values).data, for_x
 
 
 @jax.jit
@@ -69,39 +50,10 @@ def longest_sum(S, x) -> float:
     return np.diff(S.indptr).max() * abs(S.data).max() * abs(wide(x)).max()
 
 
-def ask(A, S, rng, vector) -> None:
-    """All three faces against SciPy in 64 bits."""
-    S, (n_rows, n_cols) = sp.csr_array(S), S.shape
-    X, Y = draw(rng, vector, n_cols, 3), draw(rng, vector, n_rows, 3)
-    result = jnp.promote_types(A.dtype, vector)
-    got, for_data, for_x = questions(A, X, Y.astype(result))
-    X, Y, S_T = wide(X), wide(Y), S.T.tocsr()
-    assert_close(got, S @ X, longest_sum(S, X), result)
-    assert_close(for_x, S_T @ Y, longest_sum(S_T, Y), vector)
-    row, col = S.tocoo().coords
-    assert_close(for_data, np.einsum("kp,kp->k", Y[row], X[col]), 3 * abs(X).max() * abs(Y).max(), A.dtype)
-
-
-@every_dialect
-@pytest.mark.parametrize(
-    "layout, dtype",
-    [
-        (layout, dtype)
-        for k, layout in enumerate(FIRST_LAYOUTS)
-        for dtype in ("float64", ("complex64", "complex128")[k % 2])
-    ],
-    ids=str,
-)
-def test_all_faces_equal_scipy_in_every_format(layout, dtype, dialect, rng):
-    scale = np.array(1 - 0.5j if dtype.startswith("complex") else 1, dtype)
-    S = stacked()[0].astype(dtype) * scale
-    ask(layout.of(S, backend=dialect), S, rng, dtype)
-
-
 @every_dialect
 @every_layout
 def test_single_precision_products_equal_scipy_in_every_layout(layout, dialect, rng):
-    S, dense = stacked()
+    S, dense = ALL.scipy(), ALL.dense()
     A, x = layout.of(S, dtype=np.float32, backend=dialect), draw(rng, np.float32, dense.shape[1])
     assert_product(
         always(product, A, x, times=1 if layout.format == "csc" else 3), dense, x, np.float32
@@ -111,24 +63,10 @@ def test_single_precision_products_equal_scipy_in_every_layout(layout, dialect, 
 @every_dialect
 @every_format
 def test_the_product_with_a_transpose_that_is_carried_repeats_to_the_last_bit(layout, dialect, rng):
-    S, dense = stacked()
+    S, dense = ALL.scipy(), ALL.dense()
     A = layout.of(S, dtype=np.float32, backend=dialect, transpose=True)
     y = draw(rng, np.float32, dense.shape[0])
     assert_product(always(product, A.T, y), dense.T, y, np.float32)
-
-
-@every_dialect
-@every_layout
-def test_poison_in_a_vector_reaches_exactly_the_rows_that_read_it(layout, dialect):
-    """Every third place of the vector; the program is that of the test before."""
-    S, dense = stacked()
-    A = layout.of(S, dtype=np.float32, backend=dialect)
-    pattern = sp.csr_array((np.ones(S.nnz), S.coords), S.shape)
-    for poison in (np.nan, np.inf):
-        for first in range(3):
-            x = np.ones(dense.shape[1], np.float32)
-            x[first::3] = poison
-            np.testing.assert_array_equal(~np.isfinite(product(A, x)), pattern @ ~np.isfinite(x) > 0)
 
 
 NARROW = [layout for layout in FIRST_LAYOUTS if layout.format in ("csr", "csr5", "hll", "sell", "hdia", "biell")]
@@ -142,7 +80,7 @@ NARROW = [layout for layout in FIRST_LAYOUTS if layout.format in ("csr", "csr5",
 )
 @pytest.mark.parametrize("layout", NARROW, ids=str)
 def test_narrow_values_multiply_wide_vectors(layout, stored, vector, dialect, rng):
-    S, dense = stacked()
+    S, dense = ALL.scipy(), ALL.dense()
     x = draw(rng, vector, dense.shape[1])
     assert_product(product(layout.of(S, dtype=stored, backend=dialect), x), dense, x, vector)
 
@@ -261,7 +199,7 @@ def test_a_conversion_on_the_gpu_is_the_hosts(layout, name):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("layout", [SORTED, *map(Layout, ("bsr", "biell", "csr"))], ids=str)
 def test_any_number_of_columns_is_multiplied(layout, dtype, p, dialect, rng):
-    S, dense = stacked()
+    S, dense = ALL.scipy(), ALL.dense()
     A, X = layout.of(S, dtype=dtype, backend=dialect), draw(rng, dtype, dense.shape[1], p)
     assert_product(A @ X, dense, X)
 
