@@ -85,15 +85,6 @@ def test_a_singular_system_without_solution_ends_where_the_residual_grows_with_t
     assert np.linalg.norm(sol.x) < 1e5
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_a_matrix_that_is_not_symmetric_is_told_long_before_the_last_step(dtype):
-    S = jsf.gallery.convection_diffusion(12)
-    b = np.random.default_rng(0).standard_normal(S.shape[0]).astype(dtype)
-    sol = cg(jsf.from_scipy(S, "csr", dtype), b)
-    assert sol.status is Status.NOT_SYMMETRIC and sol.iterations < S.shape[0]
-    assert float(sol.residual_norm) <= 1.001 * np.linalg.norm(b)
-
-
 def test_a_long_wait_of_a_symmetric_matrix_ends_nothing():
     d = np.concatenate([np.geomspace(1e-9, 1e-6, 60), np.geomspace(1, 10, 40)])
     sol = cg(jnp.diag(d), np.ones(100), rtol=1e-7, maxiter=20_000)
@@ -114,14 +105,6 @@ def test_history_inside_jit_has_a_fixed_length_and_ends_in_nan():
     k = cg(A, b, rtol=1e-8).iterations
     assert norms.shape == (201,)
     assert np.all(np.isfinite(norms[: k + 1])) and np.all(np.isnan(norms[k + 1 :]))
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_a_solution_beyond_the_dtype_is_not_a_success(dtype):
-    tiny = 4 * np.finfo(dtype).tiny
-    sol = cg(jsf.from_dense(tiny * np.eye(3, dtype=dtype)), np.full(3, 1e3, dtype))
-    assert sol.status is Status.OUT_OF_RANGE and np.all(np.isfinite(sol.x)) and "dtype" in sol.status.message
-    assert float(sol.residual_norm) == pytest.approx(np.linalg.norm(np.full(3, 1e3)))  # that of the x returned, zero
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
+import jaxsparse_fmt as jsf
 import solvers
 from solvers import Status
 from tests.lowering import quick_jit
@@ -205,6 +206,17 @@ def test_an_unsymmetric_matrix_is_told_from_a_hard_one(case: Case):
     S = sp.csr_array(np.eye(N) + 5 * np.triu(rng.standard_normal((N, N)), 1))
     sol = case.solver(dense(S), rng.standard_normal(N), rtol=1e-10)
     assert sol.status is Status.NOT_SYMMETRIC and "gmres" in sol.status.message
+
+
+@pytest.mark.parametrize(
+    ("solver", "dtype"), [(solvers.cg, "float32"), (solvers.cg, "float64"), (solvers.minres, "float64")]
+)
+def test_a_convection_is_told_long_before_the_last_step(solver, dtype):
+    S = jsf.gallery.convection_diffusion(8)
+    b = np.random.default_rng(1).standard_normal(512).astype(dtype)
+    sol = solver(jsf.from_scipy(S, "csr", dtype), b)
+    assert sol.status is Status.NOT_SYMMETRIC and sol.iterations < 500  # of 5,120
+    assert true_residual(S, sol.x, b) <= 1.001 * np.linalg.norm(b)
 
 
 @every_method

@@ -40,7 +40,3 @@ def test_a_method_of_krylov_named_by_a_word_is_answered_with_the_function(word, 
     krylov = pytest.importorskip("solvers.lineax").Krylov
     with pytest.raises(TypeError, match=rf"take Krylov\({name}\)"):
         krylov(word)
-
-
-def test_the_readers_of_both_modules_are_one():
-    assert js.io.read_mtx is js.read_mtx
