@@ -65,22 +65,6 @@ class Plan:
 
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Selection(Plan):
-    """A result in which each entry is an entry of one operand: slices, triangles, blocks.
-
-    Attributes:
-      entry: [nnz of the result], the entry among those of all operands, one after the other.
-    """
-
-    entry: Array
-
-    def __call__(self, *matrices: Any) -> SparseMatrix:
-        data = self._data(*matrices)
-        return self.result.with_data(take(data[0] if len(data) == 1 else jnp.concatenate(data), self.entry))
-
-
-@pytree
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Sum(Plan):
     """A ± B, or any function of two entries that is 0 where both are 0: a missing entry counts as 0.
 
@@ -314,14 +298,15 @@ def selected(operation: str, key: Any, choose: Any, *matrices: Any, format: str 
         data = at_hand[0].data if len(at_hand) == 1 else np.concatenate([A.data for A in at_hand])
         return made(patterns.with_data(S, data[entry]), format, *matrices)
 
-    def make() -> Selection:
+    def make() -> tuple[SparseMatrix, Array]:
         S, entry = choose(*patterns.patterns_of(*matrices))
         entry = building.on_device(entry.astype(index_dtype(sum(A.nnz for A in matrices)), copy=False))
-        return Selection(_result(S, format, *matrices), _operands(*matrices), entry)
+        return _result(S, format, *matrices), entry
 
     with concrete():
-        plan = make() if key is None else patterns.kept(make, (key, format), *matrices)
-    return plan(*matrices)
+        result, entry = make() if key is None else patterns.kept(make, (key, format), *matrices)
+    data = [A.data for A in matrices]
+    return result.with_data(take(data[0] if len(data) == 1 else jnp.concatenate(data), entry))
 
 
 def _operands(*matrices: Any) -> Any:

@@ -27,19 +27,11 @@ from jaxsparse_fmt.kernels.layout.address import expand_ptr, row_pointers
 
 
 class Index(NamedTuple):
-    """The place of each entry, and the entry at each place.
+    """The place of each entry, and the entry at each place; of `data` in the `data` of the transpose, too."""
 
-    Attributes:
-      place: [nnz], the place in `values` of each entry of `data`.
-      entry: [n_stored], the entry of `data` at each place, nnz in padding.
-      unshared: if several entries share a place, the places [nnz] in which `with_data` puts them; else None.
-
-    Between the `data` of a matrix and the `data` of its transpose both are [nnz].
-    """
-
-    place: Array
-    entry: Array
-    unshared: Array | None = None
+    place: Array  # [nnz], the place in `values` of each entry of `data`
+    entry: Array  # [n_stored], the entry of `data` at each place, nnz in padding
+    unshared: Array | None = None  # if entries share a place, those [nnz] in which `with_data` puts them
 
 
 _kept = Kept(4096)

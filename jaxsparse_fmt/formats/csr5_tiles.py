@@ -58,24 +58,16 @@ def checked(tile_shape: Any) -> tuple[int, int]:
 
 @dataclasses.dataclass(frozen=True)
 class Segments:
-    """The segments that tiles hold in order: first all rows, the long ones cut, then the pieces cut off.
+    """The segments that tiles hold in order: first all rows, the long ones cut, then the pieces cut off."""
 
-    Attributes:
-      lengths: [k] places of each; a row without entries has one, so that its sum is written.
-      source: [k] where its entries begin in CSR.
-      real: [k] whether it has entries.
-      longest, last, total: of `lengths`.
-      cut, piece_ptr: the rows with pieces [n_long], and pointers to their pieces [n_long + 1]; None: no row is cut.
-    """
-
-    lengths: Any
-    source: Any
-    real: Any
-    longest: int
+    lengths: Any  # [k] places of each; a row without entries has one, so that its sum is written
+    source: Any  # [k] where its entries begin in CSR
+    real: Any  # [k] whether it has entries
+    longest: int  # of `lengths`, as the next two
     last: int
     total: int
-    cut: Any = None
-    piece_ptr: Any = None
+    cut: Any = None  # [n_long] rows with pieces; None: no row is cut
+    piece_ptr: Any = None  # [n_long + 1] pointers to their pieces
 
     def window(self, size: int) -> int:
         """Entries from one tile's first segment to the next tile's, which leaves room for the longest segment."""

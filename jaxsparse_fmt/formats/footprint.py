@@ -26,31 +26,19 @@ UNROLL = 4  # entries whose loads a thread of the GPU's kernels issues together
 
 @dataclasses.dataclass(frozen=True)
 class Storage:
-    """The counts of a format's storage of a matrix, by which the ranking goes.
-
-    Attributes:
-      nbytes: read by a product.
-      places: stored, padding included.
-      trips: rounds of loads that the thread of the longest row makes.
-      by_columns: whether plain XLA adds column by column of the storage (`kernels/spmv.py`).
-      miss_factor: factor on the L1 cache's misses for the pattern's reads of x.
-      written: rows whose sums are stored one by one.
-      copied: entries of x that a separate kernel first copies into another order.
-      unread: bytes of values that no product reads.
-      words: remarks for the reason of the choice.
-    """
+    """The counts of a format's storage of a matrix, by which the ranking goes."""
 
     format: str
     layout: dict[str, Any]
-    nbytes: int
-    places: int
-    trips: int
-    by_columns: bool = True
-    miss_factor: float = 1.0
-    written: int = 0
-    copied: int = 0
-    unread: int = 0
-    words: tuple[str, ...] = ()
+    nbytes: int  # read by a product
+    places: int  # stored, padding included
+    trips: int  # rounds of loads that the thread of the longest row makes
+    by_columns: bool = True  # whether plain XLA adds column by column of the storage (`kernels/spmv.py`)
+    miss_factor: float = 1.0  # on the L1 cache's misses for the pattern's reads of x
+    written: int = 0  # rows whose sums are stored one by one
+    copied: int = 0  # entries of x that a separate kernel first copies into another order
+    unread: int = 0  # bytes of values that no product reads
+    words: tuple[str, ...] = ()  # remarks for the reason of the choice
 
 
 Storages = Iterator[Storage]
@@ -58,19 +46,12 @@ Storages = Iterator[Storage]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PatternCounts:
-    """A canonical matrix, and counts that the footprints of several formats share, each made once.
+    """A canonical matrix, and counts that the footprints of several formats share, each made once."""
 
-    Attributes:
-      csr: on the host or on a device.
-      dtype: of the stored values.
-      platform: "gpu" or "cpu", that of the products.
-      shares_memory: whether the GPU has a dialect in which the lanes of a block share memory.
-    """
-
-    csr: Csr
-    dtype: np.dtype
-    platform: str
-    shares_memory: bool = False
+    csr: Csr  # on the host or on a device
+    dtype: np.dtype  # of the stored values
+    platform: str  # "gpu" or "cpu", that of the products
+    shares_memory: bool = False  # whether the GPU has a dialect in which the lanes of a block share memory
 
     @property
     def a_sector(self) -> int:

@@ -23,20 +23,14 @@ from jaxsparse_fmt.kernels.layout.columns import Blocked, Diagonal, Rule, pack_p
 
 @dataclasses.dataclass(frozen=True)
 class Groups:
-    """The groups of rows of a matrix.
-
-    Attributes:
-      lanes, across: C, and the groups that a slice has side by side.
-      words: the name of what groups touch, for the message of a refusal.
-      perm: the row of the matrix at each place of storage; None: as in the matrix.
-    """
+    """The groups of rows of a matrix."""
 
     csr: Csr
     column: Diagonal | Blocked
-    lanes: int
-    across: int
-    words: str
-    perm: Any = None
+    lanes: int  # C
+    across: int  # groups that a slice has side by side
+    words: str  # the name of what groups touch, for the message of a refusal
+    perm: Any = None  # the row of the matrix at each place of storage; None: as in the matrix
 
     @property
     def rows(self) -> int:

@@ -35,38 +35,25 @@ LEAST_WINDOWS, MOST_ENTRIES = 4, 2**21  # at least so many windows are sampled, 
 
 @dataclasses.dataclass(frozen=True)
 class Counted:
-    """Counts of a storage that has no index for each place.
+    """Counts of a storage that has no index for each place."""
 
-    Attributes:
-      places: padding included.
-      indices: offsets of diagonals, or columns of blocks.
-      holes: places inside the matrix that hold no entry.
-    """
-
-    places: int
-    indices: int
-    holes: int
+    places: int  # padding included
+    indices: int  # offsets of diagonals, or columns of blocks
+    holes: int  # places inside the matrix that hold no entry
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Sample:
-    """The entries of whole windows of rows that are spread evenly over a matrix, in NumPy arrays, int64.
-
-    Attributes:
-      rows: [k] rising.
-      scale: the ratio of all windows to those.
-      first, lengths: [k], the place in CSR of the first entry of each row, and its number of entries.
-      number, j, col: [entries], the index in `rows` of each entry's row, its position in the row, and its column.
-    """
+    """The entries of whole windows of rows that are spread evenly over a matrix, in NumPy arrays, int64."""
 
     shape: tuple[int, int]
-    rows: np.ndarray
-    scale: float
-    first: np.ndarray
-    lengths: np.ndarray
-    number: np.ndarray
-    j: np.ndarray
-    col: np.ndarray
+    rows: np.ndarray  # [k] rising
+    scale: float  # the ratio of all windows to those
+    first: np.ndarray  # [k] the place in CSR of the first entry of each row
+    lengths: np.ndarray  # [k] entries of each row
+    number: np.ndarray  # [entries] the index in `rows` of each entry's row
+    j: np.ndarray  # [entries] its position in the row
+    col: np.ndarray  # [entries]
 
     @functools.cached_property
     def row(self) -> np.ndarray:

@@ -83,28 +83,19 @@ class LaneGroups:
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Static sizes of one launch. Its blocks are tiles × blocks of columns × members of the batch, tiles fastest.
-
-    Attributes:
-      p: right-hand sides.
-      rows: storage rows of a tile.
-      lanes_a_row: neighbouring lanes that take different right-hand sides of one row.
-      block_columns: right-hand sides of a block, of which a lane loads one pack at once.
-      unroll: entries that a lane loads before it uses the first.
-      acc: the dtype of sums.
-    """
+    """Static sizes of one launch. Its blocks are tiles × blocks of columns × members of the batch, tiles fastest."""
 
     rule: Rule
-    p: int
-    rows: int
+    p: int  # right-hand sides
+    rows: int  # storage rows of a tile
     tiles: int
-    lanes_a_row: int
-    block_columns: int
+    lanes_a_row: int  # neighbouring lanes that take different right-hand sides of one row
+    block_columns: int  # right-hand sides of a block, of which a lane loads one pack at once
     pack: Pack
     column_blocks: int
     blocks: int
-    unroll: int
-    acc: Any
+    unroll: int  # entries that a lane loads before it uses the first
+    acc: Any  # the dtype of sums
     address_dtype: Any
 
     def position(self, block):

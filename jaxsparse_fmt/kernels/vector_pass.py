@@ -25,14 +25,10 @@ from jaxsparse_fmt.kernels.backends import launch, tuning
 
 
 class Pass(NamedTuple):
-    """The functions that a pass computes; static and hashable.
+    """The functions that a pass computes; static and hashable."""
 
-    Attributes:
-      prepare: (*numbers) -> scalars.
-      each: (scalars, *vectors) -> (new vectors, pairs of factors to sum).
-    """
-
-    prepare: Callable[..., tuple[Any, ...]]
+    prepare: Callable[..., tuple[Any, ...]]  # (*numbers) -> scalars
+    # (scalars, *vectors) -> (new vectors, pairs of factors to sum)
     each: Callable[..., tuple[tuple[Any, ...], tuple[tuple[Any, Any], ...]]]
 
 

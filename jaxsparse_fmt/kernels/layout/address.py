@@ -29,34 +29,21 @@ GROUPS = 6  # of a bisected warp: 32, 16, 8, 4, 2 and 1 rows
 
 @dataclasses.dataclass
 class Walk:
-    """The entries that each lane of a tile visits: entry e < count of a lane is at base + e·step.
+    """The entries that each lane of a tile visits: entry e < count of a lane is at base + e·step."""
 
-    Attributes:
-      row: [lanes], the storage row of a lane's entries.
-      base: [lanes]; step: a number.
-      count: entries of a lane, a scalar or [lanes]; longest: the largest count, a scalar.
-      first: the first chunk of the lane's slice, a scalar or [lanes]; None if there is only one slice.
-      lane: [lanes], the place of a lane's entry 0 in its slice.
-      matrix_row: [lanes], the row of the matrix that is stored as `row`.
-      inside: [lanes], whether the lane exists; None: all do.
-      threads, stride: the number of lanes that take one row, and their distance; the kernel adds their sums.
-      keep: [lanes], whether the lane holds the sum of its row; None: every lane does.
-      entry_of: the function `entry`, if the address does not follow from base and step.
-    """
-
-    row: Any
-    base: Any
+    row: Any  # [lanes], the storage row of a lane's entries
+    base: Any  # [lanes]
     step: int
-    count: Any
-    longest: Any
-    first: Any = None
-    lane: Any = None
-    matrix_row: Any = None
-    inside: Any = None
-    threads: int = 1
-    stride: int = 1
-    keep: Any = None
-    entry_of: Callable[[Any], tuple[Any, Any]] | None = None
+    count: Any  # entries of a lane, a scalar or [lanes]
+    longest: Any  # the largest count, a scalar
+    first: Any = None  # the first chunk of the lane's slice, a scalar or [lanes]; None if there is only one slice
+    lane: Any = None  # [lanes], the place of a lane's entry 0 in its slice
+    matrix_row: Any = None  # [lanes], the row of the matrix that is stored as `row`
+    inside: Any = None  # [lanes], whether the lane exists; None: all do
+    threads: int = 1  # lanes that take one row, whose sums the kernel adds
+    stride: int = 1  # their distance
+    keep: Any = None  # [lanes], whether the lane holds the sum of its row; None: every lane does
+    entry_of: Callable[[Any], tuple[Any, Any]] | None = None  # `entry`, if it does not follow from base and step
 
     def entry(self, e: Any) -> tuple[Any, Any]:
         """The address of entry e, and whether there is one: [lanes] each."""

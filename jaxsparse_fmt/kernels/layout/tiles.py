@@ -33,25 +33,16 @@ IN_TURN = 8  # lanes that take the entries of a row in turn
 
 @dataclasses.dataclass(frozen=True)
 class Tiles:
-    """Sizes of a matrix's tiles: static and hashable.
+    """Sizes of a matrix's tiles: static and hashable."""
 
-    Attributes:
-      shape: of the stored matrix, in which a piece of a cut row counts as a row.
-      n_stored: places.
-      lanes, entries: of a tile.
-      n_pieces: the number of rows, the last ones, that are pieces.
-      kept_rows: an upper bound of the rows of a tile, if a block keeps the sums of one right-hand side in shared memory
-        until it has them all; else 0.
-      most_hops: an upper bound of the hops of a tile.
-    """
-
-    shape: tuple[int, int]
-    n_stored: int
-    lanes: int
-    entries: int
-    n_pieces: int = 0
+    shape: tuple[int, int]  # of the stored matrix, in which a piece of a cut row counts as a row
+    n_stored: int  # places
+    lanes: int  # of a tile
+    entries: int  # of a tile's lane
+    n_pieces: int = 0  # the number of rows, the last ones, that are pieces
+    # An upper bound of the rows of a tile, if a block keeps the sums of one right-hand side in shared memory.
     kept_rows: int = 0
-    most_hops: int = 0
+    most_hops: int = 0  # an upper bound of the hops of a tile
 
     @property
     def n_tiles(self) -> int:
