@@ -312,7 +312,6 @@ TYPE_ERRORS = {
     "SciPy's plus matrix": (lambda: S + A, "got csr_array; convert SciPy's by from_scipy"),
     "array of JAX plus matrix": (lambda: jnp.ones((2, 3)) + A, "with a dense array take A.todense()"),
     "sparse into from_dense": (lambda: jsf.from_dense(S), "got csr_array; use from_scipy"),
-    "max_bytes in words": (lambda: jsf.from_scipy(S, max_bytes="1GB"), "a number of bytes, say 10**9; got '1GB'"),
     "dense into rank": (lambda: jsf.choose.rank(S.toarray()), "got ndarray; make a csr_array of it"),
 }
 

@@ -214,10 +214,3 @@ def test_astype_changes_values_and_nothing_else(layout, dtype):
     S = B.to_scipy()
     assert S.dtype == {2: np.float32}.get(np.dtype(dtype).itemsize, dtype)
     np.testing.assert_array_equal(S.toarray(), IRREGULAR.dense())
-
-
-@every_format
-def test_a_matrix_enters_and_leaves_its_basis(layout, rng):
-    A, x = layout.of(CASES["even_rows"].scipy()), rng.standard_normal(12)
-    inside = A.in_basis @ A.basis.enter(jnp.asarray(x))
-    assert_product(A.basis.leave(inside), CASES["even_rows"].dense(), x)

@@ -56,6 +56,7 @@ BLOCKS, PAIRS, LARGE = (Layout("bsr", (("block_shape", shape),)) for shape in ((
 MATRICES = {
     "band": BAND,
     "zeros": ZEROS,
+    "far corners": BAND + sp.csr_array(([5.0, 7], ([1, 398], [389, 0])), BAND.shape),  # whose diagonals no row shares
     "elasticity": jsf.gallery.elasticity((3, 2, 2)),
     **{name: case.scipy() for name, case in CASES.items()},
 }
@@ -66,6 +67,7 @@ MATRICES = {
     few(
         [("band", layout) for layout in (DIA, HDIA, SORTED, BLOCKS, PAIRS, LARGE)]
         + [("zeros", layout) for layout in (DIA, SORTED, PAIRS)]
+        + [("far corners", DIA)]
         + [
             ("empty_rows", SORTED),
             ("tall", PAIRS),
@@ -82,13 +84,6 @@ MATRICES = {
 def test_it_is_what_the_host_makes(name, layout, no_host):
     S = MATRICES[name]
     assert_same_storage(made(S, layout), layout.of(S))
-
-
-def test_entries_off_the_diagonals_of_other_rows_are_found(no_host):
-    """Two far corners, which no other row has."""
-    S = BAND.tolil()
-    S[1, 389], S[398, 0] = 5, 7
-    assert_same_storage(made(S.tocsr(), DIA), DIA.of(S.tocsr()))
 
 
 @pytest.mark.parametrize("layout", [HDIA, BLOCKS], ids=str)

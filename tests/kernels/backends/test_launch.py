@@ -78,6 +78,13 @@ def test_what_mosaic_reads_once_leaves_the_cache_first():
     assert mosaic.STREAMED in first and mosaic.STREAMED not in second
 
 
+@pytest.mark.parametrize("load", tuning.LAUNCH.loads)
+def test_maxima_over_the_lanes_of_a_mosaic_block_are_those_of_one_warpgroup(load):
+    """Each would have its own, of a part of the rows."""
+    blocks = tuning.block("mosaic", load, 128), *(tuning.columns_block("mosaic", load, n) for n in (1, 2, 4, 8))
+    assert {block.rows / (128 * block.lanes_per_thread) for block in blocks} == {1}
+
+
 # ------------------------------------------------------------------------------------------------- sums over threads
 
 GROUPS = [(n, stride) for n in (2, 4, 8, 16, 32) for stride in (1, 2, 4, 8, 16) if n * stride <= 32]
