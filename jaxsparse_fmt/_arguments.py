@@ -108,7 +108,9 @@ def real_number(name: str, value: Any) -> float:
 
 
 def _is_bool(value: Any) -> bool:
-    return isinstance(value, bool) or getattr(value, "dtype", None) == np.bool_
+    if isinstance(value, jax.Array | np.ndarray):
+        return value.dtype == np.bool_
+    return isinstance(value, bool | np.bool_)
 
 
 def as_vector(x: Any, A: Any, axis: int, what: str = "") -> jax.Array:

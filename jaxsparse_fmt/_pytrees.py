@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import jax
 import jax.export
 import jax.numpy as jnp
+import numpy as np
 
 from jaxsparse_fmt._text import readable_bytes
 
@@ -74,7 +75,7 @@ def brief(cls: Class) -> Class:
 
     def __repr__(self: Any) -> str:
         leaves = jax.tree.leaves(self)
-        if not leaves or not all(hasattr(leaf, "nbytes") for leaf in leaves):  # of jax.tree.map
+        if not leaves or not all(isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves):  # of jax.tree.map
             return f"<{name}, leaves {leaves}>"
         rows, cols = self.shape
         return f"<{name} {rows}×{cols}, {jnp.dtype(self.dtype).name}, {readable_bytes(sum(a.nbytes for a in leaves))}>"

@@ -21,6 +21,7 @@ from jaxsparse_fmt._arguments import check_choice
 from jaxsparse_fmt._pytrees import pytree
 from jaxsparse_fmt._tracing import concrete, is_traced
 from jaxsparse_fmt.core.kept import Kept
+from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.kernels.cpu import ffi
 from jaxsparse_fmt.kernels.layout.address import row_pointers, when_run
 from solvers.core import arguments
@@ -189,7 +190,7 @@ def choice(backend: str, A: Any, symmetric: bool | None, maker: str) -> str:
 
 def _suited(A: Any) -> str:
     """CHOLMOD for large matrices on a CPU whose values are known, and which may be positive definite."""
-    ours = hasattr(A, "entries") and not checks.is_sharded(A) and not is_traced(A)
+    ours = isinstance(A, SparseMatrix) and not is_traced(A)
     if not ours or A.dtype != np.float64 or A.shape[0] != A.shape[1] or importlib.util.find_spec("sparsax") is None:
         return "superlu"
     if A.shape[0] ** 3 < HEAVY or arguments.memory.device(A).platform != "cpu":

@@ -12,6 +12,9 @@ import numpy as np
 from jaxsparse_fmt._tracing import concrete, is_traced
 from jaxsparse_fmt.convert import from_dense
 from jaxsparse_fmt.core.kept import Kept
+from jaxsparse_fmt.core.matrix import SparseMatrix
+from jaxsparse_fmt.core.scipy_names import ScipyNames
+from jaxsparse_fmt.core.transposed import Transposed
 from solvers.core import arguments
 from solvers.core.operators import is_function, promoted
 from solvers.core.settings import PLAIN, settled
@@ -42,9 +45,9 @@ class Facts:
             with concrete():
                 held = from_dense(held, "csr")
         self.A: Any = held
-        if is_function(A) or not hasattr(held, "to_scipy"):
+        if is_function(A) or not isinstance(held, ScipyNames):
             self.A, self.kind = A, "function"
-        elif is_sharded(getattr(held, "A", held)):
+        elif is_sharded(held.T if isinstance(held, Transposed) else held):
             self.kind = "sharded"
         else:
             self.kind = arguments.memory.device(held).platform
@@ -63,7 +66,7 @@ class Facts:
         """A matrix with A's pattern on the host; None if that is not known."""
         if self.is_known:
             return self.host if self.kind != "sharded" else None
-        if not hasattr(self.A, "_without_values") or is_traced(self.A._without_values):
+        if not isinstance(self.A, SparseMatrix) or is_traced(self.A._without_values):
             return None
         with concrete():
             return Host(self.A.with_data(jnp.ones(self.A.nnz)).to_scipy())

@@ -29,7 +29,7 @@ from solvers.direct import direct
 from solvers.fcg import fcg
 from solvers.lsmr import LeastSquaresSolution, lsmr
 from solvers.minres import minres
-from solvers.precond._checks import is_transpose
+from solvers.precond._checks import has_entries, is_transpose
 from solvers.refine import METHODS, refine
 from solvers.solution import Solution, Status
 
@@ -328,7 +328,7 @@ def _(operator: SparseOperator) -> tuple[Array, Array, Array]:
     if is_transpose(A):
         main, below, above = lx.tridiagonal(SparseOperator(A.T, dtype=operator.dtype))
         return main, above, below
-    if not hasattr(A, "entries"):
+    if not has_entries(A):
         return lx.tridiagonal(lx.MatrixLinearOperator(operator.as_matrix()))
     row, col, _, value = A.entries()
 

@@ -72,7 +72,7 @@ class Pencil(NamedTuple):
 def check(A: Any, M: Any) -> None:
     """Refuses an A that has no entries to factor, and an M that is no matrix of its shape."""
     for a, name in ((A, "A"), (M, "M")):
-        if a is not None and not (hasattr(a, "entries") or checks.is_transpose(a)):
+        if a is not None and not (checks.has_entries(a) or checks.is_transpose(a)):
             raise TypeError(
                 f"M and sigma need jaxsparse matrices, which have entries; {name} is a {type(a).__name__}: "
                 "convert it with from_scipy or from_dense; for the smallest pairs of a function take lobpcg"

@@ -13,6 +13,7 @@ from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxsparse_fmt._arguments import check_choice, real_number
 from solvers.bicgstab import METHOD as BICGSTAB
@@ -78,7 +79,7 @@ def refine(
     """
     check_choice("method", method, METHODS)
     refuse_scipy(A, "A")
-    arrays = [leaf for leaf in jax.tree.leaves(A) if hasattr(leaf, "dtype")]
+    arrays = [leaf for leaf in jax.tree.leaves(A) if isinstance(leaf, jax.Array | np.ndarray)]
     numbers = [a.dtype for a in arrays if jnp.issubdtype(a.dtype, jnp.inexact)]
     is_wide = jnp.finfo(jnp.result_type(*jax.tree.leaves(b), *numbers, float)).bits == 64
     if settings.get("rtol") is None:

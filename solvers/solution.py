@@ -145,13 +145,13 @@ class Outcome:
         told = self._counts() if status is None else status.name
         told += f": {self._messages.get(status, status.message)}" if status else ""  # not of CONVERGED, which is 0
         rows = [("status", told)]
-        rows += [("method", method)] if (method := getattr(self, "method", "")) else []
+        rows += [("method", self.method)] if isinstance(self, Solution) and self.method else []
         rows += [("iterations", f"{int(steps):,}" if one else f"{steps.min():,} to {steps.max():,}")]
         rows += [
             (self._norm.removesuffix("s").replace("_", " "), f"{'' if one else 'at most '}{self._worst_norm():.3g}")
         ]
         rows += [("result", self._content())]
-        history = getattr(self, "history", None) if one else None
+        history = self.history if one and isinstance(self, Solution) else None
         return _html.table(type(self).__name__, rows, "" if history is None else _html.sparkline(history))
 
     def _counts(self) -> str:

@@ -136,7 +136,9 @@ def _again(A: Any, b: Any, settings: Any) -> Solution | None:
         return None
     if not isinstance(b, (np.ndarray, jax.Array)) or isinstance(b, Tracer) or found.asked != (settings, b.dtype):
         return None
-    if b.ndim not in (1, 2) or not b.size or len(b) != found.M.found.host.n or len(getattr(b, "devices", tuple)()) > 1:
+    if b.ndim not in (1, 2) or not b.size or len(b) != found.M.found.host.n:
+        return None
+    if isinstance(b, jax.Array) and len(b.devices()) > 1:
         return None
     if not np.isfinite(np.asarray(b)).all():
         return None

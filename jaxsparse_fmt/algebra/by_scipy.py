@@ -105,7 +105,7 @@ def _by_pieces(piece: Callable[[int, int], Csr], S: Csr, count: int) -> Csr:
     in_threads(thread, len(parts))
     if len(parts) == 1:
         return parts[0]
-    data, indices = (_joined([getattr(C, name) for C in parts]) for name in ("data", "indices"))
+    data, indices = _joined([C.data for C in parts]), _joined([C.indices for C in parts])
     indptr = building.starts(np, np.concatenate([np.diff(C.indptr) for C in parts]), index_dtype(data.size))
     return scipy.sparse.csr_array((data, indices, indptr), shape=(S.shape[0], parts[0].shape[1]))
 

@@ -96,7 +96,7 @@ def rank(S: Any, dtype: Any = None, platform: str | None = None, backend: str = 
     selection.check_backend(backend)
     device = memory.device(S)
     if hasattr(S, "to_scipy"):
-        backend = getattr(S, "backend", "auto") if backend == "auto" else backend
+        backend = S.backend if backend == "auto" and isinstance(S, SparseMatrix) else backend
         dtype = S.dtype if dtype is None else dtype
         S = S if isinstance(S, CsrArrays) else S.to_scipy()
     elif not scipy.sparse.issparse(S):

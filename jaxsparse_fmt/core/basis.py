@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import jax.numpy as jnp
 
@@ -28,6 +28,8 @@ class Basis:
     """
 
     perm: Array | None = None
+
+    over: ClassVar[Any] = None  # a `Distribution` of the vectors that have entered, if they lie over several devices
 
     def enter(self, x: Array) -> Array:
         """The user's vector [n] or [n, p] in the inner order."""

@@ -157,7 +157,7 @@ def shared_out(A: Any) -> Any:
 def csr_arrays(A: Any) -> CsrArrays:
     """As `SparseMatrix.csr_arrays`."""
     row, col, entry, value = A.entries()
-    if hasattr(A, "perm"):  # other formats do not renumber columns
+    if "perm" in vars(A):  # other formats do not renumber columns
         entry = _canonical(row, col, entry, A)
     n_rows = A.shape[0]
     index = index_dtype(A.nnz)

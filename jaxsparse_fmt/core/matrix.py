@@ -92,9 +92,8 @@ class SparseMatrix(OnOneDevice, Faces):
     @property
     def nbytes_read(self) -> int:
         """Bytes of the arrays that `A @ x` reads."""
-        pattern = getattr(self, "pattern", None)
-        unread = 0 if pattern is None or getattr(self, "reads_pattern") else pattern.nbytes  # noqa: B009
-        return self.nbytes - unread
+        pattern = vars(self).get("pattern")
+        return self.nbytes if pattern is None or vars(self)["reads_pattern"] else self.nbytes - pattern.nbytes
 
     @property
     def _n_main(self) -> int:
@@ -114,7 +113,7 @@ class SparseMatrix(OnOneDevice, Faces):
     @property
     def layout(self) -> dict[str, Any]:
         """The layout options with which `from_scipy` builds the same storage."""
-        return {option: getattr(self, option) for option in self.layout_options}
+        return {option: vars(self)[option] for option in self.layout_options}
 
     def __repr__(self) -> str:
         name, *remarks = self._described

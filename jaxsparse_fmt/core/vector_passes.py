@@ -105,7 +105,7 @@ def by_kernel(*vectors: Array) -> bool:
         return False
     n, dtype = vectors[0].shape[0], vectors[0].dtype
     alike = all([v.ndim == 1 and v.dtype == dtype for v in vectors])
-    return alike and dtype in (jnp.float32, jnp.float64) and 0 < n and (n < 2**31 or x64_enabled())
+    return alike and dtype in (jnp.float32, jnp.float64) and n > 0 and (n < 2**31 or x64_enabled())
 
 
 def _sweep(*operands: Array, counts: int, what: Pass, backend: str):

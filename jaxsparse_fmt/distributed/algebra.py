@@ -116,7 +116,7 @@ def with_blocks(A: Any, blocks: Iterable[Any]) -> Any:
 
 def index_arrays(A: Any) -> list[Array]:
     """The arrays that depend on the pattern alone."""
-    others = [a for block in A.shards.blocks for a in (block.values, getattr(block, "start", None))]
+    others = [a for block in A.shards.blocks for a in (block.values, vars(block).get("start"))]
     return [a for a in jax.tree.leaves(A) if not any(a is other for other in others)]
 
 

@@ -22,7 +22,7 @@ def form_of(A: SparseMatrix) -> Form:
     """On what the matrices of all shards must agree, by the names of fields; `values` end with a tail."""
     arrays = _arrays(A)
     sizes = {name: a.shape[0] for name, a in arrays.items()} | {"values": A._n_main, "tail": A.n_stored - A._n_main}
-    sizes |= {name: getattr(A, name) for name, function in noted(type(A)).items() if function is max} | {"nnz": A.nnz}
+    sizes |= {name: vars(A)[name] for name, function in noted(type(A)).items() if function is max} | {"nnz": A.nnz}
     return sizes, {name: a.dtype for name, a in arrays.items()}
 
 
@@ -77,7 +77,7 @@ def _padded(A: SparseMatrix, form: Form) -> dict[str, np.ndarray]:
 
 
 def _arrays(A: SparseMatrix) -> dict[str, np.ndarray]:
-    named = {name: getattr(A, name) for name in array_fields(type(A))}
+    named = {name: vars(A)[name] for name in array_fields(type(A))}
     return {name: np.asarray(a) for name, a in named.items() if a is not None}
 
 

@@ -191,7 +191,7 @@ def _described(name: str, value: Any) -> Iterator[tuple[str, str]]:
     """The value, or each field of a dataclass, in words; for arrays a digest."""
     if dataclasses.is_dataclass(value):
         for field in dataclasses.fields(value):
-            yield from _described(field.name, getattr(value, field.name))
+            yield from _described(field.name, vars(value)[field.name])
     elif isinstance(value, Mesh):
         yield name, f"{dict(value.shape)} of devices {_digest(value.device_ids)}"
     elif scipy.sparse.issparse(value):

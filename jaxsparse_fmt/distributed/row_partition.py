@@ -148,7 +148,7 @@ class Imbalance:
     def __str__(self) -> str:
         lines = [f"{'':12}{'least':>12}{'mean':>14}{'most':>12}{'most / mean':>13}"]
         for name in ("rows", "nnz", "halo", "neighbours"):
-            a: Any = getattr(self, name)
+            a: Any = vars(self)[name]
             mean = a.mean()
             ratio = f"{a.max() / mean:.3f}" if mean else "-"
             lines.append(f"{name:12}{a.min():>12,}{mean:>14,.1f}{a.max():>12,}{ratio:>13}")

@@ -77,7 +77,7 @@ class ByRule(SparseMatrix):
     @property
     def _arrays(self) -> dict[str, Array]:
         """The index arrays, by the names that the rules use."""
-        named = {name: getattr(self, name) for name in array_fields(type(self)) if name != "values"}
+        named = {name: vars(self)[name] for name in array_fields(type(self)) if name != "values"}
         return {"slice_ptr" if k == "row_ptr" else k: a for k, a in named.items() if a is not None}
 
     @property

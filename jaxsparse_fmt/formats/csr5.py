@@ -105,7 +105,7 @@ class CSR5(ByEntries):
     @property
     def _arrays(self) -> dict[str, Array]:
         """The arrays of the tiles by their names in `kernels/csr5.py`."""
-        named = {name: getattr(self, name) for name in array_fields(type(self)) if name not in NOT_OF_TILES}
+        named = {name: vars(self)[name] for name in array_fields(type(self)) if name not in NOT_OF_TILES}
         return {name: a for name, a in named.items() if a is not None}
 
     @property

@@ -145,4 +145,4 @@ largest, exponent, norm, length = HERE.largest, HERE.exponent, HERE.norm, HERE.l
 
 def outside(basis: Any) -> Space:
     """The space of arrays that have entered the basis, outside of shard_map."""
-    return Space(getattr(basis, "over", None))
+    return Space(basis.over)

@@ -10,7 +10,11 @@ import scipy
 from jaxsparse_fmt._dtypes import check_keeps_imaginary, floating_dtype
 from jaxsparse_fmt._tracing import is_traced, standard_promotion
 from jaxsparse_fmt.core.basis import Operator
+from jaxsparse_fmt.core.matrix import SparseMatrix
+from jaxsparse_fmt.core.scipy_names import ScipyNames
+from jaxsparse_fmt.core.transposed import Transposed
 from jaxsparse_fmt.distributed.matrix import ShardedMatrix
+from jaxsparse_fmt.formats import CSR
 from solvers.core.operators import UserFunction, operator
 
 
@@ -33,9 +37,14 @@ def is_sharded(A: Any) -> bool:
     return isinstance(A, ShardedMatrix)
 
 
+def has_entries(A: Any) -> bool:
+    """Whether A is a jaxsparse matrix, and not the transpose of one."""
+    return isinstance(A, SparseMatrix | ShardedMatrix)
+
+
 def on_one_device(A: Any, maker: str) -> None:
     """Refuses what is not a matrix of jaxsparse_fmt by TypeError, and a sharded one by ValueError."""
-    if not hasattr(A, "entries"):
+    if not has_entries(A):
         raise TypeError(
             f"{maker} takes a jaxsparse matrix, got {type(A).__name__}; convert it with from_scipy, "
             "from_bcoo or from_dense"
@@ -50,7 +59,7 @@ def on_one_device(A: Any, maker: str) -> None:
 
 def is_transpose(A: Any) -> bool:
     """Whether A is the transpose of a jaxsparse matrix, and not such a matrix itself."""
-    return not hasattr(A, "entries") and hasattr(getattr(A, "T", None), "entries")
+    return isinstance(A, Transposed) and has_entries(A.T)
 
 
 def renewing(M: Any, A: Any) -> None:
@@ -132,13 +141,13 @@ def host(A: Any) -> Any:
     """A as a canonical CSR array of float64 or complex128, after all checks."""
     if square(A, "multigrid") == 0:
         raise ValueError("multigrid needs a matrix with at least one row; got shape (0, 0)")
-    ours = hasattr(A, "to_scipy")
+    ours = isinstance(A, ScipyNames)
     if ours:
         untraced(A)
     if not ours and not scipy.sparse.issparse(A):
         raise TypeError(f"multigrid needs a matrix of jaxsparse_fmt or scipy.sparse; got {type(A).__name__}")
     kind = np.complex128 if floating_dtype(A.dtype, "A").kind == "c" else np.float64
-    if getattr(A, "name", None) == "csr":  # its arrays, without a copy
+    if isinstance(A, CSR):  # its arrays, without a copy
         data, indices, indptr = map(np.asarray, A.csr_arrays())
         S = scipy.sparse.csr_array((data, indices, indptr), shape=A.shape)
     else:

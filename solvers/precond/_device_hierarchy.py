@@ -24,6 +24,7 @@ from jax.sharding import SingleDeviceSharding
 from jaxsparse_fmt.algebra import on_device
 from jaxsparse_fmt.algebra.on_device import on_accelerator
 from jaxsparse_fmt.core.matrix import SparseMatrix
+from jaxsparse_fmt.formats import BSR
 from jaxsparse_fmt.kernels.backends import jax_versions
 from solvers.precond import _device_programs as programs
 from solvers.precond._hierarchy import DENSEST, ROUNDING, STRICTER, WEAKER, Aggregation, Start, largest_value
@@ -76,7 +77,7 @@ def serves(A: Any, B: Any) -> bool:
     if not isinstance(A, SparseMatrix) or not jnp.issubdtype(A.dtype, jnp.floating):
         return False
     vector = B is None or (np.shape(B) in {A.shape[:1], (A.shape[0], 1)} and not np.iscomplexobj(B))
-    return is_sized(A) and vector and not hasattr(A, "block_shape") and on_accelerator(A.values)
+    return is_sized(A) and vector and not isinstance(A, BSR) and on_accelerator(A.values)
 
 
 def is_sized(A: Any) -> bool:

@@ -58,7 +58,7 @@ def find_triton_dialect() -> None:
 
 def lowering_platform(platform: str | None, ctx: Any) -> str | None:
     """`platform`, or None for a CPU program that will be exported, which may not call kernels of this process."""
-    parameters = getattr(ctx.module_context, "lowering_parameters", None)
+    parameters = ctx.module_context.lowering_parameters
     return None if platform == "cpu" and getattr(parameters, "for_export", False) else platform
 
 
