@@ -62,3 +62,32 @@ def assert_same_storage(got: jsf.SparseMatrix, want: jsf.SparseMatrix) -> None:
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         assert a.dtype == b.dtype
         np.testing.assert_array_equal(a, b)
+
+
+def assert_derivatives_agree(
+    ours: Any, dense: Any, *point: Any, rtol: float = 1e-7, jit: Any = quick_jit, every_way: bool = False
+) -> None:
+    """Of Σ w·|f|² at this point: the gradients of both functions, and forward over reverse along random vectors.
+
+    Args:
+      every_way: the three other ways to second derivatives too.
+    """
+    rng = np.random.default_rng(6)
+    point = tuple(map(jnp.asarray, point))
+    along = tuple(jnp.asarray(rng.standard_normal(p.shape), p.dtype) for p in point)
+
+    def derivatives(f: Any) -> Any:
+        def loss(*point: Any) -> jax.Array:
+            x = f(*point).ravel()
+            return jnp.sum(jnp.cos(jnp.arange(x.size)) * jnp.abs(x) ** 2)
+
+        by_all = tuple(range(len(point)))
+        gradient = jax.grad(loss, by_all)
+        forward = lambda *point: jax.jvp(loss, point, along)[1]  # noqa: E731
+        slope = lambda *point: sum(jnp.vdot(a, g).real for a, g in zip(along, gradient(*point), strict=True))  # noqa: E731
+        others = (jax.grad(slope, by_all), jax.grad(forward, by_all), lambda *point: jax.jvp(forward, point, along))
+        ways = (lambda *point: jax.jvp(gradient, point, along), *(others if every_way else ()))
+        return jit(lambda *point: [way(*point) for way in ways])(*point)
+
+    for got, want in zip(*(jax.tree.leaves(derivatives(f)) for f in (ours, dense)), strict=True):
+        np.testing.assert_allclose(got, want, rtol=0, atol=rtol * np.max(np.abs(want)))
