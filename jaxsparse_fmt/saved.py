@@ -84,8 +84,7 @@ def load(path: str | os.PathLike[str], dtype: Any = None, *, max_bytes: float | 
     """
     path = Path(path)
     text, indptr, indices, data = _arrays(path, "header", "indptr", "indices", "data")
-    header = _header(path, text)
-    storage = _storage(path, header)
+    header, storage = _header(path, text)
     given = np.dtype(header["dtype"])
     dtypes = np.dtype(np.int64), index_dtype(header["shape"][1]), np.uint16 if given.name == "bfloat16" else given
     if (indptr.dtype, indices.dtype, data.dtype) != dtypes:
@@ -138,7 +137,8 @@ def _arrays(path: Path, *names: str) -> list[np.ndarray]:
         ) from None
 
 
-def _header(path: Path, text: np.ndarray) -> dict[str, Any]:
+def _header(path: Path, text: np.ndarray) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The header, and the formats and their options, with lists as tuples; their values are left to the formats."""
     try:
         header = json.loads(text.tobytes())
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
@@ -151,11 +151,6 @@ def _header(path: Path, text: np.ndarray) -> dict[str, Any]:
         raise broken(path, f"shape {shape!r} is not that of a matrix")
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise broken(path, f"dtype {dtype!r} is unknown")
-    return header
-
-
-def _storage(path: Path, header: dict[str, Any]) -> list[dict[str, Any]]:
-    """The formats and their options, with lists as tuples; the values of options are left to the formats."""
     storage = header.get("storage")
     if not (isinstance(storage, list) and len(storage) in (1, 2) and isinstance(header.get("backend"), str)):
         raise broken(path, f"storage {storage!r} is not a list of one or two formats, or the backend no word")
@@ -167,4 +162,4 @@ def _storage(path: Path, header: dict[str, Any]) -> list[dict[str, Any]]:
         if not isinstance(layout, dict) or not set(layout) <= set(FORMATS[name].layout_options):
             raise broken(path, f"format {name!r} has the options {FORMATS[name].layout_options}, not {layout!r}")
         one["layout"] = {k: tuple(v) if isinstance(v, list) else v for k, v in layout.items()}
-    return storage
+    return header, storage

@@ -127,15 +127,6 @@ def check_backend(args: argparse.Namespace) -> None:
         selection.resolve(args.backend, "cuda" if jax.default_backend() == "gpu" else None)
 
 
-def check_square(file: str, S: Csr) -> None:
-    rows, cols = S.shape
-    if rows != cols or rows == 0:
-        raise BadInput(
-            f"{file}: a square matrix of at least one row is needed, this one is {rows} × {cols}; "
-            "for least squares take --method lsmr"
-        )
-
-
 def dtype_of(args: argparse.Namespace, given: np.dtype) -> np.dtype:
     """The dtype that the user names, or else that of the files."""
     dtype = np.dtype(args.dtype or given)

@@ -127,11 +127,15 @@ def _check_together(args: argparse.Namespace) -> None:
 
 
 def _right_hand_side(args: argparse.Namespace, S: scipy.sparse.csr_array, progress: Progress) -> np.ndarray:
-    if args.method != "lsmr" or 0 in S.shape:
-        arguments.check_square(args.file, S)
+    rows, cols = S.shape
+    if rows == 0 or cols == 0 or (rows != cols and args.method != "lsmr"):
+        raise arguments.BadInput(
+            f"{args.file}: a square matrix of at least one row is needed, this one is {rows} × {cols}; "
+            "for least squares take --method lsmr"
+        )
     if args.rhs is None:
-        return S @ np.ones(S.shape[1])
-    return _vector(args.rhs, S.shape[0], f"{args.file} has", "rows", progress)
+        return S @ np.ones(cols)
+    return _vector(args.rhs, rows, f"{args.file} has", "rows", progress)
 
 
 def _vector(path: str, size: int, whose: str, sides: str, progress: Progress) -> np.ndarray:

@@ -199,7 +199,13 @@ class ShardedBasis(EnteredBasis):
 
     def unknowns(self) -> Array:
         """[places] the user's unknown at each place; distinct numbers from n on in empty places."""
-        return self.over.by_xla(_unknowns, (self,), PartitionSpec(self.over.axis))
+
+        def numbered(basis: ShardedBasis) -> Array:
+            index = index_dtype(basis.n + basis.places)
+            number = basis.enter(jnp.arange(1, basis.n + 1, dtype=index))  # 0 in empty places
+            return jnp.where(number > 0, number - 1, basis.n + lax.iota(index, basis.places))
+
+        return self.over.by_xla(numbered, (self,), PartitionSpec(self.over.axis))
 
 
 @jax.jit
@@ -232,12 +238,6 @@ def _leave(basis: ShardedBasis, y: Array, explicit: Any, padded: bool) -> Array:
         return constrained(x, over) if padded or basis.has_even_blocks else x
 
     return over.by_xla(in_blocks, (basis, y), mesh_axes.spec_like(y, explicit))
-
-
-def _unknowns(basis: ShardedBasis) -> Array:
-    index = index_dtype(basis.n + basis.places)
-    number = basis.enter(jnp.arange(1, basis.n + 1, dtype=index))  # 0 in empty places
-    return jnp.where(number > 0, number - 1, basis.n + lax.iota(index, basis.places))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
