@@ -4,6 +4,7 @@ import contextlib
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -35,7 +36,8 @@ def is_traced_here() -> bool:
     return get_opaque_trace_state(convention="flax") != _OUTSIDE
 
 
-_OUTSIDE = get_opaque_trace_state(convention="flax")
+with ThreadPoolExecutor(1) as thread:  # which traces nothing, as this one may: a first `js.cg` imports inside a jit
+    _OUTSIDE = thread.submit(get_opaque_trace_state, convention="flax").result()
 
 
 @contextlib.contextmanager

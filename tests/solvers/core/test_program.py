@@ -11,6 +11,7 @@ import jaxsparse_fmt as jsf
 from jaxsparse_fmt.kernels.backends import jax_versions
 from solvers import cg, eigsh, gmres
 from solvers.core import opaque, program
+from tests.process import printed
 
 N = 9
 D = np.arange(1.0, N + 1)
@@ -109,6 +110,13 @@ def test_are_other_errors_of_a_compiled_program_raised(monkeypatch):
     monkeypatch.setattr(jax_versions, "QUICK_TO_COMPILE", {"xla_cpu_use_fusion_emitters": "a word"})
     with pytest.raises(jax.errors.JaxRuntimeError, match="bool"):
         program.compiled(lambda scale, x: scale * x, quick=True)(2, jnp.float32(3))
+
+
+def test_may_the_first_use_of_a_solver_be_inside_jit():
+    """Which imports it there, while JAX traces."""
+    first = "import jax, jaxsparse as js; x = jax.jit(lambda a: js.cg(a, jax.numpy.ones(2)).x)(jax.numpy.eye(2)); "
+    traced = "from jaxsparse_fmt.kernels.backends.jax_versions import is_traced_here; print(x.sum(), is_traced_here())"
+    assert printed("-c", first + traced).split() == ["2.0", "False"]
 
 
 def test_is_an_eager_solve_compiled_with_options_that_a_nested_jit_may_not_have():
