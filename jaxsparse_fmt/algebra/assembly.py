@@ -24,15 +24,10 @@ from jaxsparse_fmt.formats.csr import CSR
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Assembly:
-    """A pattern from coordinates, whose call sums the values of equal coordinates, in the order given.
+    """A pattern from coordinates, whose call sums the values of equal coordinates, in the order given."""
 
-    Attributes:
-      result: the matrix, without values.
-      duplicates: [nnz, k], with ones at the values that each entry sums; in float32, which loses no bit of them.
-    """
-
-    result: SparseMatrix
-    duplicates: CSR
+    result: SparseMatrix  # without values
+    duplicates: CSR  # [nnz, k], with ones at the values that each entry sums; float32 loses no bit of them
 
     def __repr__(self) -> str:
         (rows, cols), nnz = self.result.shape, self.result.nnz

@@ -33,15 +33,10 @@ from jaxsparse_fmt.formats.csr import CSR, threads_for
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Plan:
-    """What the patterns of the operands decide.
+    """What the patterns of the operands decide."""
 
-    Attributes:
-      result: the matrix of the result, without values.
-      operands: (shape, nnz) of each operand.
-    """
-
-    result: SparseMatrix
-    operands: tuple[tuple[tuple[int, int], int], ...] = dataclasses.field(metadata={"static": True})
+    result: SparseMatrix  # of the result, without values
+    operands: tuple[tuple[tuple[int, int], int], ...] = dataclasses.field(metadata={"static": True})  # (shape, nnz)
 
     def _data(self, *matrices: Any) -> list[Array]:
         """The values of the operands [nnz] each. ValueError: not those that the plan is for."""
@@ -66,17 +61,12 @@ class Plan:
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Sum(Plan):
-    """A ± B, or any function of two entries that is 0 where both are 0: a missing entry counts as 0.
+    """A ± B, or any function of two entries that is 0 where both are 0: a missing entry counts as 0."""
 
-    Attributes:
-      left, right: [nnz of the result], the entry of A and of B; nnz of A or of B where it has none. None: the
-        operand has the entries of the result.
-      operation: of two entries, if a call names none.
-    """
-
+    # [nnz of the result], the entry of A or of B, its nnz where it has none; None: it has the entries of the result.
     left: Array | None
     right: Array | None
-    operation: Any = dataclasses.field(default=operator.add, metadata={"static": True})
+    operation: Any = dataclasses.field(default=operator.add, metadata={"static": True})  # if a call names none
 
     def __call__(self, A: Any, B: Any, combine: Any = None) -> SparseMatrix:
         """A + B or A.multiply(B), as the plan was made for, or `combine` of the entries.
@@ -92,15 +82,10 @@ class Sum(Plan):
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Product(Plan):
-    """A @ B.
+    """A @ B."""
 
-    Attributes:
-      terms: [nnz of the result, nnz of A], the products that each entry sums, without values.
-      right: [products], the entry of B in each.
-    """
-
-    terms: Any
-    right: Array
+    terms: Any  # [nnz of the result, nnz of A], the products that each entry sums, without values
+    right: Array  # [products], the entry of B in each
 
     def __call__(self, A: Any, B: Any) -> SparseMatrix:
         a, b = self._data(A, B)

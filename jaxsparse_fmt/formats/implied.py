@@ -62,6 +62,17 @@ class Groups:
         ptr, shape = building.pointers(counts), self.csr.shape
         return ptr, Rule(shape, int(ptr[-1]), Slices(shape[0], self.lanes), self.column)
 
+    def _in_slots(self, name: str, count: np.ndarray, touched: np.ndarray, target: Target) -> tuple[Any, ...]:
+        """The rule, the slot of each index that the groups touch, group by group, and the index arrays."""
+        ptr, rule = self._rule(name, count, target)
+        group, unit = np.repeat(np.arange(count.size), count), self.column.unit
+        owner, lane = np.divmod(group, self.across)
+        k = np.arange(group.size) - (np.cumsum(count) - count)[group]
+        slot = (ptr[owner] // (self.lanes * unit) + k) * self.across + lane
+        index = np.full(rule.n_stored // self.places, -(-self.csr.shape[1] // unit), np.int32)
+        index[slot] = touched
+        return rule, slot, self._index(index, ptr)
+
     def _index(self, touched: Any, slice_ptr: Any) -> dict[str, Any]:
         return {"offsets" if isinstance(self.column, Diagonal) else "block_col": touched, "slice_ptr": slice_ptr}
 
@@ -96,15 +107,8 @@ class Groups:
             return S
 
         B = blocks(csr.data)
-        count = np.diff(B.indptr)
-        ptr, rule = self._rule(name, count, target)
-        group = np.repeat(np.arange(n_groups), count)
-        owner, lane = np.divmod(group, self.across)
-        k = np.arange(B.indices.size) - B.indptr[:-1][group]
-        slot = (ptr[owner] // (self.lanes * c) + k) * self.across + lane  # of all indices
-        col = np.full(rule.n_stored // self.places, n_blocks, np.int32)
-        col[slot] = B.indices
-        stored = np.full(col.size, -1, index)  # the block in each slot
+        rule, slot, arrays = self._in_slots(name, np.diff(B.indptr), B.indices, target)
+        stored = np.full(rule.n_stored // self.places, -1, index)  # the block in each slot
         stored[slot] = np.arange(B.indices.size)
 
         def in_slots(a: np.ndarray, padding: Any) -> np.ndarray:
@@ -118,7 +122,6 @@ class Groups:
             return building.by_rows(np, some, stored.reshape(-1, self.across))[0].reshape(-1)
 
         values = in_slots(B.data.astype(target.dtype, copy=False), 0)
-        arrays = self._index(col, ptr)
         if B.data.size == csr.nnz:  # no holes
             return arrays, values, np.ones(0, bool)
         present = blocks(np.ones(csr.nnz, bool)).data
@@ -136,17 +139,11 @@ class Groups:
         of_group, found = statistics.distinct(group, touched, n_rows + n_cols, lengths)
         number = np.searchsorted(of_group * (n_rows + n_cols) + found, group * (n_rows + n_cols) + touched)
         count = np.bincount(of_group, minlength=-(-n_rows // self.rows))
-        ptr, rule = self._rule(name, count, target)
-
-        owner, lane = np.divmod(of_group, self.across)
-        k = np.arange(found.size) - (np.cumsum(count) - count)[of_group]
-        chunk = ptr[owner] // self.lanes + k * unit  # the first that an index stands for
-        index = np.full(rule.n_stored // self.places, -(-n_cols // unit), np.int32)
-        index[chunk // unit * self.across + lane] = found - n_rows
+        rule, slot, arrays = self._in_slots(name, count, found - n_rows, target)
+        chunk = slot // self.across * unit  # the first that an index stands for
         place = (chunk[number] + csr.indices % unit) * self.lanes + storage_row % self.lanes
         values = np.zeros(rule.n_stored, target.dtype)
         values[place] = csr.data
-        arrays = self._index(index, ptr)
 
         def outside(owner: np.ndarray, chunk: np.ndarray) -> tuple[np.ndarray]:
             row = owner[:, None] * self.lanes + np.arange(self.lanes)
