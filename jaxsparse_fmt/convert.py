@@ -72,19 +72,18 @@ def from_scipy(
 
 def _with_transpose(csr: Csr, name: str, target: Target, **layout: Any) -> SparseMatrix:
     """The canonical `csr` in the format named or chosen, with its transpose."""
-    block: Any = layout.get("block_shape")
-    has_blocks = isinstance(block, tuple | list) and len(block) == 2
-    if has_blocks and name == "bsr" and isinstance(block[0], int | np.integer) and block[0] > MAX_COLUMNS:
-        raise ValueError(
-            f"block_shape[0] must be at most {MAX_COLUMNS} rows with transpose=True, which turns the blocks: a kernel "
-            f"unrolls their columns; got {block[0]}"
-        )
     A = build(csr, name, target, **layout)
     if A._transposes:
         return A
     building.check_pointers(csr.shape[1], "columns", csr.nnz, target)
-    if has_blocks:
-        layout = layout | {"block_shape": tuple(reversed(block))}
+    if layout.get("block_shape") is not None:
+        r, c = A.layout["block_shape"]
+        if r > MAX_COLUMNS:
+            raise ValueError(
+                f"block_shape[0] must be at most {MAX_COLUMNS} rows with transpose=True, which turns the blocks: a "
+                f"kernel unrolls their columns; got {r}"
+            )
+        layout = layout | {"block_shape": (c, r)}
     return Paired.from_csr(csr, A=A, store=lambda transpose: build(transpose, name, target, **layout))
 
 
