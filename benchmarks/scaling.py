@@ -109,7 +109,7 @@ class Bench:
     def __init__(self, counts: list[int], modes: list[str], small: bool):
         self.counts, self.modes, self.small = counts, modes, small
         self.devices = jax.devices()
-        self.poisson = functools.cache(self._poisson)  # for two sections
+        self.poisson = functools.cache(self._poisson)  # for several sections
 
     def steps(self, problem_of: Callable[[int], Problem], is_weak: bool) -> Iterator[Row]:
         """A row for each number of devices and mode, of the problem problem_of(devices)."""
@@ -159,9 +159,9 @@ class Bench:
             problem = irregular(name, make(*size))
             yield from self.steps(lambda _, problem=problem: problem, is_weak=False)
 
-    def _poisson(self, count: int) -> tuple[Any, jax.Array]:
+    def _poisson(self, count: int, edge: int = 200) -> tuple[Any, jax.Array]:
         """A 7-point matrix with the same work on every device, and a vector."""
-        edge = 6 if self.small else 200
+        edge = 6 if self.small else edge
         A = on(stencil((count * edge, edge, edge), 7, scaled=False), self.devices[:count], "overlap")
         return A, jnp.asarray(np.random.default_rng(0).standard_normal(A.shape[0]))
 
@@ -187,10 +187,9 @@ class Bench:
             }  # fmt: skip
 
     def multigrid(self) -> Iterator[Row]:
-        edge, first = 8 if self.small else 128, None
+        first = None
         for count in self.counts:
-            A = on(stencil((count * edge, edge, edge), 7, scaled=False), self.devices[:count], "overlap")
-            b = jnp.asarray(np.random.default_rng(0).standard_normal(A.shape[0]))
+            A, b = self._poisson(count, 128)
             start = time.perf_counter()
             M = precond.multigrid(A)
             setup = time.perf_counter() - start

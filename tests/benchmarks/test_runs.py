@@ -7,7 +7,7 @@ import pathlib
 import jax
 import pytest
 
-from benchmarks import choices, first_calls, peers, report, scaling
+from benchmarks import choices, counters, first_calls, peers, report, scaling
 from benchmarks.__main__ import main
 from jaxsparse_fmt.choose import ranking
 
@@ -105,3 +105,44 @@ def test_the_rules_choose_among_the_formats_of_the_committed_tables_as_well_as_t
         rows += [row | {"device": "H100"} for row in json.loads(file.read_text())["rows"]]
     found = choices.judged(rows)
     assert found["cases"] == 108 and found["within 3%"] >= 0.95 * 108 and found["mean"] >= 0.99 * 0.997
+
+
+@pytest.mark.deep
+def test_a_run_writes_figures_and_a_table(tmp_path):
+    path = tmp_path / "out.json"
+    options = ["--cases", "14", "23", "--dtypes", "float32", "--workers", "2"]
+    assert main(["spmv", "--small", *options, "--json", str(path)]) == 0
+    content = json.loads(path.read_text())
+    assert [r["matrix"] for r in content["rows"]] == ["7-point, small", "like lung2"]
+    for row in content["rows"]:
+        assert row["ratio"] == pytest.approx(row["opponent us"] / row["auto us"])
+        assert row["auto"] == row["ours"][0]["label"] and row["error"] < 1e-5
+        assert row["share"] > 0
+        assert set(row["opponents"]) == {"SciPy csr @ x"}
+        assert [one["cost"] for one in row["ours"]] == sorted(one["cost"] for one in row["ours"])
+    table = path.with_suffix(".md").read_text()
+    assert "7-point, small" in table
+    assert sorted(p.name for p in path.parent.iterdir()) == ["out.json", "out.md"]
+
+
+def test_products_with_several_columns_are_timed_too(tmp_path):
+    path = tmp_path / "out.json"
+    assert main(["columns", "--small", "--cases", "3", "--dtypes", "float64", "--json", str(path)]) == 0
+    one, *others = rows = json.loads(path.read_text())["rows"]
+    assert all(row["µs"] > 0 and row["error"] < 1e-12 for row in rows)
+    assert others[-1]["throughput"] == pytest.approx(32 * one["µs"] / others[-1]["µs"])
+
+
+def test_the_longest_kernel_of_each_product_counts():
+    lines = [
+        "==PROF== Connected to process 1",
+        '"ID","Process ID","Kernel Name","Metric Name","Metric Unit","Metric Value"',
+    ]
+    names = ("gather", "tiles_kernel", "cupy_add", "spmv_kernel", "cupy_add")
+    for number, (name, ns) in enumerate(zip(names, (900, 8_000, 100_000, 50, 1), strict=True)):
+        lines.append(f'"{number}","1","{name}","{counters.TIME}","ns","{ns:,}.0"')
+        lines += [f'"{number}","1","{name}","{metric}","%","{10 * number}.5"' for metric in counters.METRICS.values()]
+    rows = counters.counted(lines)
+    assert [row["kernel"] for row in rows] == ["tiles_kernel", "spmv_kernel"]
+    for row, share in zip(rows, (0.105, 0.305), strict=True):
+        assert {row[name] for name in counters.METRICS} == {share}

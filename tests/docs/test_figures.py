@@ -1,11 +1,11 @@
-"""The figures and charts of README.md and docs/performance.md are those of the newest results."""
+"""What is made of other files is as they make it: figures, charts and notebooks."""
 
 import html
 import re
 
 import pytest
 
-from docs import charts, figures
+from docs import charts, figures, notebooks
 
 TEXTS = {name: (figures.ROOT / name).read_text(encoding="utf-8") for name in figures.FILES}
 WORDS = {
@@ -123,3 +123,9 @@ def test_the_dates_of_the_readme_are_those_of_its_charts():
         path = figures.newest(what)
         date = figures.read(path)["header"]["date"]
         assert f"benchmarks/results/{path.stem}.md" in text and text.count(date) >= 2
+
+
+@pytest.mark.parametrize("name", notebooks.NAMES)
+def test_a_stored_notebook_is_that_of_its_example_with_all_its_code_and_no_outputs(name):
+    stored = (notebooks.EXAMPLES / "notebooks" / f"{name}.ipynb").read_text(encoding="utf-8")
+    assert stored == notebooks.notebook(name), "run python docs/notebooks.py"

@@ -12,23 +12,16 @@ import jaxsparse_fmt as jsf
 from solvers import cg, precond
 from tests.marks import few
 from tests.solvers.methods import matrix as definite
+from tests.zoo import FIRST_LAYOUTS
 
 S = definite("definite", seed=3)
 N = S.shape[0]
 B = jnp.asarray(np.random.default_rng(4).standard_normal(N))
-SORTED = {
-    "hll": {"slice_size": 8, "sigma": 64},
-    "jds": {},
-    "pjds": {"block_size": 8},
-    "pellr": {},
-    "biell": {},
-    "bijad": {},
-}
-every_sorted = pytest.mark.parametrize("format", few(SORTED, 1))
+SORTED = {one.format: one for one in FIRST_LAYOUTS if not one.of(S).basis.is_identity}
 
 
 def sorted_matrix(format: str, matrix: sp.csr_array = S) -> jsf.SparseMatrix:
-    A = jsf.from_scipy(matrix, format, **SORTED[format])
+    A = SORTED[format].of(matrix)
     assert A.basis.perm is not None and not np.array_equal(A.basis.perm, np.arange(matrix.shape[0]))
     return A
 
@@ -44,7 +37,7 @@ def test_the_basis_is_entered_once_and_left_once(monkeypatch):
     assert calls == {"enter": 1, "leave": 1}
 
 
-@every_sorted
+@pytest.mark.parametrize("format", few(SORTED, 1))
 def test_the_answer_is_that_of_unsorted_rows_and_a_callback_sees_it_in_the_users_order(format):
     seen: list[np.ndarray] = []
     sol = cg(sorted_matrix(format), B, rtol=1e-10, callback=lambda x: seen.append(np.array(x)))

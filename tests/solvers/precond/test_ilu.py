@@ -10,7 +10,7 @@ import jaxsparse_fmt as jsf
 from solvers import SolverError, Status, gmres
 from solvers.precond.ilu import ilu
 from tests.lowering import quick_jit
-from tests.solvers.precond.operators import apply, assert_near, dense, iterations, unsymmetric
+from tests.solvers.precond.operators import apply, assert_near, dense, unsymmetric
 from tests.solvers.real import each_file
 from tests.solvers.test_host import SYMMETRIC
 
@@ -29,17 +29,6 @@ def test_it_is_what_scipy_computes(dtype, symmetric):
     want = made.solve(np.eye(64, dtype=made.U.dtype))
     assert_near(dense(M), want.astype(dtype))
     assert_near(dense(M.T), want.T.astype(dtype))
-
-
-def test_gmres_takes_as_many_steps_as_with_scipys_factors():
-    S = sp.csr_array(jsf.gallery.convection_diffusion(12, velocity=0.3))
-    A, made = jsf.from_scipy(S), spla.spilu(S.tocsc(), drop_tol=1e-2, fill_factor=2)
-    M, b = ilu(A, drop_tol=1e-2, fill=2), np.random.default_rng(0).standard_normal(S.shape[0])
-    steps, inverse = [], spla.LinearOperator(S.shape, made.solve, dtype=S.dtype)
-    spla.gmres(S, b, M=inverse, rtol=1e-8, restart=200, callback=steps.append, callback_type="pr_norm")
-    sol = gmres(A, b, M=M, rtol=1e-8, restart=200)
-    assert sol.success and 2 < sol.iterations <= 1.2 * len(steps)
-    assert iterations(S, M, "gmres") <= 1.2 * len(steps)
 
 
 def test_zeros_on_the_diagonal_are_pivoted():
