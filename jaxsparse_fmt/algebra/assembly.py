@@ -101,7 +101,7 @@ def coordinates(row: Any, col: Any, shape: Any) -> tuple[Any, Any, tuple[int, in
     for name, index, n in (("row", row, shape[0]), ("col", col, shape[1])):
         building.check_range(name, index, n)
     row, col = (a.astype(np.int32) for a in (row, col))
-    if not (is_on_device or on_device.few(row.size) or building.puts_on_cpu()):
+    if not (is_on_device or row.size < building.FEW or building.puts_on_cpu()):
         row, col = map(jax.device_put, (row, col))
     return row, col, shape
 

@@ -25,13 +25,9 @@ from jaxsparse_fmt.kernels.layout.address import expand_ptr, row_pointers, take
 SORTED = 40  # bytes that sorting or merging takes per coordinate
 
 
-def few(entries: int) -> bool:
-    return entries < building.FEW
-
-
 def lies(entries: int, *arrays: Any) -> bool:
     """Whether the pattern of an operation on `entries` entries is found here: its arrays lie on one accelerator."""
-    return not few(entries) and all(map(on_accelerator, arrays))
+    return entries >= building.FEW and all(map(on_accelerator, arrays))
 
 
 def on_accelerator(a: Any) -> bool:

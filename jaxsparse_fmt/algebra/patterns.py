@@ -235,10 +235,6 @@ def format_of(*operands: Any) -> str:
     return name if not names and name in FORMATS else "csr"
 
 
-def backend_of(*operands: Any) -> str:
-    return operands[0]._stored.backend
-
-
 def kept(make: Callable[[], Any], key: Any, *operands: Any, table: Kept = _kept) -> Any:
     """`make()`, or what an earlier call made for the same key and the same index arrays."""
     kinds = [(type(A), type(A._stored), A.shape, A.nnz) for A in operands]

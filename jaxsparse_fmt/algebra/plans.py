@@ -228,7 +228,7 @@ def _matmul(A: Any, B: Any, format: str | None) -> Product:
 
     def make() -> Product:
         C, first, left, right = patterns.listed(*patterns.patterns_of(A, B))
-        sums = listed_sums(left, first, (C.nnz, A.nnz), patterns.backend_of(A))
+        sums = listed_sums(left, first, (C.nnz, A.nnz), A._stored.backend)
         return Product(_result(C, format, A, B), _operands(A, B), sums, building.on_device(right))
 
     return patterns.kept(make, ("matmul", format), A, B)
@@ -249,7 +249,7 @@ def product(A: Any, B: Any) -> SparseMatrix:
     C = by_cupy.product(a, b)
     if C is None:  # a matrix of the products of two entries, all in one column, adds them
         S, first, column, terms = on_device.listed(a, b, multiplies=True)
-        sums = listed_sums(column, first, (S.nnz, 1), patterns.backend_of(A))
+        sums = listed_sums(column, first, (S.nnz, 1), A._stored.backend)
         C = patterns.with_data(S, _sums(sums, terms, np.ones(1, dtype)))
     return made(C, None, A, B)
 
@@ -299,7 +299,7 @@ def _operands(*matrices: Any) -> Any:
 
 
 def _result(S: Csr, format: str | None, *operands: Any, dtype: Any = None) -> SparseMatrix:
-    return patterns.matrix(S, format or patterns.format_of(*operands), patterns.backend_of(*operands), dtype=dtype)
+    return patterns.matrix(S, format or patterns.format_of(*operands), operands[0]._stored.backend, dtype=dtype)
 
 
 def made(S: Csr, format: str | None, *operands: Any) -> SparseMatrix:

@@ -23,21 +23,17 @@ MOST_DRAWN = 5_000_000  # entries of a matrix whose picture a notebook shows; a 
 
 
 class ScipyNames(Operator):
-    """SciPy's names for stored, transposed and sharded matrices.
-
-    A subclass provides `shape`, `dtype`, `nnz`, `T`, `matvec`, `_transposed` (Aᵀ·y without conjugation), `_each` (the
-    same matrix with a function applied to all of its values), `_combined` and `_times_matrix` (with another matrix),
-    `asformat`, `todense` and `to_scipy`.
-    """
+    """SciPy's names for stored, transposed and sharded matrices."""
 
     ndim: ClassVar[int] = 2
     __array_ufunc__ = None  # NumPy then leaves x @ A to `__rmatmul__`
 
+    # What a subclass provides, in addition to `shape`, `dtype` and `T`.
     nnz: Any
     matvec: Any
-    _transposed: Any
-    _each: Any
-    _combined: Any
+    _transposed: Any  # Aᵀ·y without conjugation
+    _each: Any  # the same matrix with a function applied to all of its values
+    _combined: Any  # with another matrix, entry by entry
     _times_matrix: Any
     asformat: Any
     todense: Any

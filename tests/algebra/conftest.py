@@ -9,7 +9,7 @@ from jaxsparse_fmt.formats import building
 def where(request, monkeypatch):
     """Where patterns are found: as for matrices on a CPU, or by the programs for those on an accelerator, run here."""
     if request.param == "device":
-        monkeypatch.setattr(on_device, "few", lambda entries: False)
+        monkeypatch.setattr(building, "FEW", 0)
         for module in (on_device, by_scipy):
             monkeypatch.setattr(module, "is_on_cpu", lambda a: not isinstance(a, jax.Array))
         monkeypatch.setattr(building, "puts_on_cpu", lambda: False)

@@ -11,8 +11,8 @@ import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt._types import CsrArrays
-from jaxsparse_fmt.algebra import by_scipy, on_device, patterns, plans
-from jaxsparse_fmt.formats import memory
+from jaxsparse_fmt.algebra import by_scipy, patterns, plans
+from jaxsparse_fmt.formats import building, memory
 from tests.marks import few
 from tests.zoo import CASES, FIRST_LAYOUTS
 
@@ -189,7 +189,7 @@ def test_a_list_that_memory_cannot_hold_is_refused_before_it_is_made(where, monk
 
 def test_patterns_of_many_entries_are_found_on_the_device_whatever_the_size_of_the_index_arrays(where, monkeypatch):
     A = jsf.from_scipy(jsf.gallery.poisson(6), "dia")
-    monkeypatch.setattr(on_device, "few", lambda entries: entries < 1000)
+    monkeypatch.setattr(building, "FEW", 1000)
     assert isinstance(patterns.patterns_of(A)[0], CsrArrays) == (where == "device")
 
 

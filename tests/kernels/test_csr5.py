@@ -22,7 +22,6 @@ from tests.marks import few
 from tests.oracle import wide
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
-every_dialect = pytest.mark.parametrize("dialect", SIGNATURES)
 
 
 def stored(name: str, tile_shape=TILE, **options) -> tuple[jax.Array, dict[str, jax.Array], Tiles]:
@@ -177,28 +176,25 @@ def asked(lie: Tiles, dtype, p: int, batch: int = 1):
 
 
 @pytest.mark.parametrize(
-    ("tile_shape", "dtype", "p"),
-    [((128, 8), jnp.float32, 1), ((512, 32), jnp.float64, 5), ((1024, 128), jnp.bfloat16, 1)],
+    ("dialect", "tile_shape", "dtype", "p", "kept_rows"),
+    [
+        *((name, (128, 8), jnp.float32, 1, 0) for name in SIGNATURES),
+        *((name, (512, 32), jnp.float64, 5, 0) for name in SIGNATURES),
+        *((name, (1024, 128), jnp.bfloat16, 1, 0) for name in SIGNATURES),
+        ("mosaic", (128, 8), jnp.bfloat16, 1, 1536),
+        ("mosaic", (512, 32), jnp.float64, 1, 1536),
+    ],
     ids=str,
 )
-@every_dialect
 @every_kind
-def test_the_kernel_lowers_for_cuda(kind, dialect, tile_shape, dtype, p):
-    lie, arrays = lying(kind, tile_shape, 4)
-    f = functools.partial(csr5.product, tiles=lie, backend=dialect)
-    assert kernels_in(lowered(f, *asked(lie, dtype, p, batch=2), arrays), dialect) == 1
-
-
-@pytest.mark.parametrize(("tile_shape", "dtype"), [((128, 8), jnp.bfloat16), ((512, 32), jnp.float64)], ids=str)
-@every_kind
-def test_the_kernel_that_keeps_its_sums_lowers_for_cuda(kind, tile_shape, dtype):
-    lie, arrays = lying(kind, tile_shape, 4, kept_rows=1536)
-    lie, piece_ptr = dataclasses.replace(lie, n_pieces=7), huge(8, dtype=jnp.int32)
+def test_the_kernel_lowers_for_cuda(kind, dialect, tile_shape, dtype, p, kept_rows):
+    lie, arrays = lying(kind, tile_shape, 4, kept_rows)
+    lie, piece_ptr = dataclasses.replace(lie, n_pieces=7 if kept_rows else 0), huge(8, dtype=jnp.int32)
 
     def product(values, x, arrays, piece_ptr):
-        return csr5.product(values, x, arrays, tiles=lie, backend="mosaic", piece_ptr=piece_ptr)
+        return csr5.product(values, x, arrays, tiles=lie, backend=dialect, piece_ptr=piece_ptr)
 
-    assert kernels_in(lowered(product, *asked(lie, dtype, 1, batch=2), arrays, piece_ptr), "mosaic") == 1
+    assert kernels_in(lowered(product, *asked(lie, dtype, p, batch=2), arrays, piece_ptr), dialect) == 1
 
 
 @every_kind
