@@ -6,7 +6,6 @@ its rate of fall predicts fewer further steps than another set-up costs (`pace.p
 from its last x. Inside jit, where no failure is seen, one way is taken.
 """
 
-import contextlib
 import dataclasses
 import math
 import warnings
@@ -87,7 +86,7 @@ class Way(NamedTuple):
 
     method: str  # of METHODS
     M: str | None  # of MAKERS
-    when: Callable[[Facts], bool]  # whether it is meant for a matrix
+    when: Callable[[Facts], Any]  # whether it is meant for a matrix
     why: str  # that in words
     steps: int = 100  # that it usually takes
 
@@ -162,24 +161,13 @@ def _of_factors(facts: Facts) -> float:
 # ---------------------------------------------------------------------------------------------------------- the rule
 
 
+DEFINITE = "symmetric, positive diagonal"
 WAYS = (
-    Way(
-        "cg",
-        "jacobi",
-        lambda f: bool(f.tries or f.hints[1]) and f.maybe_definite,
-        "symmetric, positive diagonal; no set-up",
-        150,
-    ),
+    Way("cg", "jacobi", lambda f: (f.tries or f.hints[1]) and f.maybe_definite, f"{DEFINITE}; no set-up", 150),
     Way("minres", "|jacobi|", lambda f: (f.tries or any(f.hints)) and f.symmetric, "symmetric; no set-up", 200),
     Way("bicgstab", "jacobi", lambda f: f.tries and f.full_diagonal and not f.symmetric, "no set-up", 60),
     Way("direct", "factors", lambda f: f.pattern is not None or f.n <= SMALL, "for any matrix", 1),
-    Way(
-        "cg",
-        "multigrid",
-        lambda f: f.is_known and f.n > DENSE and f.maybe_definite,
-        "symmetric, positive diagonal",
-        25,
-    ),
+    Way("cg", "multigrid", lambda f: f.is_known and f.n > DENSE and f.maybe_definite, DEFINITE, 25),
     Way("gmres", "ilu", lambda f: True, "for any matrix", 30),
 )
 # Of a singular matrix, or if all others fail.
@@ -191,7 +179,7 @@ AT_LAST = (
 )
 GIVEN = "the given M"
 WITH_GIVEN_M = (
-    Way("cg", GIVEN, lambda f: f.maybe_definite, "symmetric, positive diagonal"),
+    Way("cg", GIVEN, lambda f: f.maybe_definite, DEFINITE),
     Way("minres", GIVEN, lambda f: f.symmetric, "symmetric"),
     Way("gmres", GIVEN, lambda f: True, "for any matrix"),
     Way("direct", "factors", lambda f: f.tries, "for any matrix"),
@@ -329,7 +317,7 @@ def made(trial: Trial, facts: Facts) -> Any:
         raise ValueError(f"the factors may take {trial.set_up / 3600:.1g} hours; direct(A, b) tries all the same")
     if name == "factors":
         return prepared(A, facts.tries)
-    with concrete() if facts.is_known else contextlib.nullcontext(), warnings.catch_warnings():
+    with concrete(A), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # of a multigrid cycle that diverges: the trial shows it
         if name.strip("|") == "jacobi" and facts.kind != "sharded" and "diagonal" in vars(facts):
             return of_diagonal(facts.diagonal if name == "jacobi" else abs(facts.diagonal), A.dtype)
