@@ -229,9 +229,9 @@ class Krylov(_Solver):
         Raises:
           TypeError: a keyword that the method does not have, or that lineax takes elsewhere.
         """
-        if isinstance(method, str):
-            near = nearest(method.lower(), (*METHODS, "refine", "solve", "direct")) or "cg"
-            raise TypeError(f"Krylov takes the function of a method, not its name {method!r}: take Krylov({near})")
+        if not callable(method):
+            near = nearest(str(method).lower(), (*METHODS, "refine", "solve", "direct")) or "cg"
+            raise TypeError(f"Krylov takes the function of a method, and no {method!r}: take Krylov({near})")
         if callable(settings.get("method")):  # refine has a keyword of that name, a string
             method = settings.pop("method")
         super().__init__(method, max_steps, settings)

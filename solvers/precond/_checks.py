@@ -14,7 +14,6 @@ from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.core.scipy_names import ScipyNames
 from jaxsparse_fmt.core.transposed import Transposed
 from jaxsparse_fmt.distributed.matrix import ShardedMatrix
-from jaxsparse_fmt.formats import CSR
 from solvers.core.operators import UserFunction, operator
 
 
@@ -147,11 +146,7 @@ def host(A: Any) -> Any:
     if not ours and not scipy.sparse.issparse(A):
         raise TypeError(f"multigrid needs a matrix of jaxsparse_fmt or scipy.sparse; got {type(A).__name__}")
     kind = np.complex128 if floating_dtype(A.dtype, "A").kind == "c" else np.float64
-    if isinstance(A, CSR):  # its arrays, without a copy
-        data, indices, indptr = map(np.asarray, A.csr_arrays())
-        S = scipy.sparse.csr_array((data, indices, indptr), shape=A.shape)
-    else:
-        S = scipy.sparse.csr_array(A.to_scipy() if ours else A)
+    S = scipy.sparse.csr_array(A.to_scipy() if ours else A)
     S = S.astype(kind, copy=not S.has_canonical_format)
     S.check_format(full_check=True)
     S.sum_duplicates()

@@ -336,15 +336,10 @@ def test_a_large_tridiagonal_system_needs_no_dense_matrix(transposed):
     assert_near(S @ np.asarray(lx.linear_solve(SparseOperator(A, lx.tridiagonal_tag), b).value), b, 1e-12)
 
 
-def test_tags_say_what_they_say_to_lineaxs_own_operators():
-    real, hermitian = stored(DEFINITE), stored(matrix("definite", dtype=np.complex128))
-    checks = [f for name, f in vars(lx).items() if name.startswith(("is_", "has_"))]
-    tags = [tag for name, tag in vars(lx).items() if name.endswith("_tag")]
-    assert len(checks) == len(tags) == 8
-    for A in real, hermitian:
-        for tag in tags:
-            ours, theirs = SparseOperator(A, tag), lx.MatrixLinearOperator(A.todense(), tag)
-            for mine, dense in (ours, theirs), (ours.T, theirs.T):
-                assert [f(mine) for f in checks] == [f(dense) for f in checks]
-    assert SparseOperator(real, POSITIVE).T.matrix is not real.T
-    assert isinstance(SparseOperator(real, {POSITIVE}).T.matrix, jsf.CSR)  # not the slow transposed product
+def test_a_symmetric_operator_is_its_own_transpose_and_keeps_its_format():
+    A = stored(DEFINITE)
+    for tags in POSITIVE, {POSITIVE}, [lx.symmetric_tag, lx.unit_diagonal_tag]:
+        operator = SparseOperator(A, tags)
+        assert operator.T is operator and lx.is_symmetric(operator) and not lx.is_diagonal(operator)
+    hermitian = SparseOperator(stored(matrix("definite", dtype=np.complex128)), POSITIVE)
+    assert lx.is_positive_semidefinite(hermitian.T) and not lx.is_symmetric(hermitian)
