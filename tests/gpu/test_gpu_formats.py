@@ -17,7 +17,6 @@ pytestmark = pytest.mark.gpu
 DIALECTS = ["triton", "mosaic"]
 every_dialect = pytest.mark.parametrize("dialect", DIALECTS)
 every_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-every_format = pytest.mark.parametrize("layout", FIRST_LAYOUTS, ids=str)
 
 
 @functools.cache
@@ -50,39 +49,30 @@ def longest_sum(S, x) -> float:
     return np.diff(S.indptr).max() * abs(S.data).max() * abs(wide(x)).max()
 
 
-@every_dialect
-@every_layout
-def test_single_precision_products_equal_scipy_in_every_layout(layout, dialect, rng):
-    S, dense = ALL.scipy(), ALL.dense()
-    A, x = layout.of(S, dtype=np.float32, backend=dialect), draw(rng, np.float32, dense.shape[1])
-    assert_product(
-        always(product, A, x, times=1 if layout.format == "csc" else 3), dense, x, np.float32
-    )  # csc scatters
+FEW = [layout for layout in FIRST_LAYOUTS if layout.format in ("csr", "csr5", "hll", "sell", "hdia", "biell")]
+# Layout, dtypes of the values and of the vector, columns, and whether the transposed product is asked, by a transpose
+# that the matrix carries.
+KINDS = [
+    *((layout, "float32", "float32", (), False) for layout in LAYOUTS),
+    *((layout, "float32", "float32", (), True) for layout in FIRST_LAYOUTS),
+    *((layout, *dtypes, (), False) for layout in FEW for dtypes in (("bfloat16", "float32"), ("float32", "float64"))),
+    *(
+        (layout, dtype, dtype, (p,), False)
+        for layout in (SORTED, *map(Layout, ("bsr", "biell", "csr")))
+        for dtype in ("float32", "float64")
+        for p in (1, 8, 11, 12)
+    ),
+]
 
 
 @every_dialect
-@every_format
-def test_the_product_with_a_transpose_that_is_carried_repeats_to_the_last_bit(layout, dialect, rng):
-    S, dense = ALL.scipy(), ALL.dense()
-    A = layout.of(S, dtype=np.float32, backend=dialect, transpose=True)
-    y = draw(rng, np.float32, dense.shape[0])
-    assert_product(always(product, A.T, y), dense.T, y, np.float32)
-
-
-NARROW = [layout for layout in FIRST_LAYOUTS if layout.format in ("csr", "csr5", "hll", "sell", "hdia", "biell")]
-
-
-@every_dialect
-@pytest.mark.parametrize(
-    "stored, vector",
-    [(jnp.bfloat16, np.float32), (np.float32, np.float64)],
-    ids=lambda d: np.dtype(d).name,
-)
-@pytest.mark.parametrize("layout", NARROW, ids=str)
-def test_narrow_values_multiply_wide_vectors(layout, stored, vector, dialect, rng):
-    S, dense = ALL.scipy(), ALL.dense()
-    x = draw(rng, vector, dense.shape[1])
-    assert_product(product(layout.of(S, dtype=stored, backend=dialect), x), dense, x, vector)
+@pytest.mark.parametrize(("layout", "stored", "vector", "columns", "transpose"), KINDS, ids=str)
+def test_products_are_right_and_the_same_in_every_run(layout, stored, vector, columns, transpose, dialect, rng):
+    A, dense = layout.of(ALL.scipy(), dtype=stored, backend=dialect, transpose=transpose), ALL.dense()
+    A, dense = (A.T, dense.T) if transpose else (A, dense)
+    x = draw(rng, vector, dense.shape[1], *columns)
+    scatters = layout.format == "csc" and not transpose
+    assert_product(always(product, A, x, times=1 if scatters else 3), dense, x, vector)
 
 
 ONE_LANE = [
@@ -192,16 +182,6 @@ def test_a_conversion_on_the_gpu_is_the_hosts(layout, name):
 
 
 # ------------------------------------------------------------------------ beyond the limits of a grid and of 31 bits
-
-
-@every_dialect
-@pytest.mark.parametrize("p", [1, 8, 11, 12])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("layout", [SORTED, *map(Layout, ("bsr", "biell", "csr"))], ids=str)
-def test_any_number_of_columns_is_multiplied(layout, dtype, p, dialect, rng):
-    S, dense = ALL.scipy(), ALL.dense()
-    A, X = layout.of(S, dtype=dtype, backend=dialect), draw(rng, dtype, dense.shape[1], p)
-    assert_product(A @ X, dense, X)
 
 
 @every_dialect
