@@ -201,7 +201,8 @@ def _by_superlu(host: Host, recipe: Recipe, maker: str, ordering: str, known: Or
     from scipy.sparse import linalg  # which takes 0.1 s
 
     S, is_symmetric = host.S, ordering == MMD  # with its zeros: blocks of full rows are ordered better
-    if known is None and (ordering in host.orders or (is_symmetric and np.any(host.hubs))):
+    is_ordered = ordering in host.orders and (is_symmetric or np.all(host.diagonal))  # `order` fills the diagonal
+    if known is None and (is_ordered or (is_symmetric and np.any(host.hubs))):
         known = Order.of(S, ordering, host.order(ordering))
     rows = cols = slice(None)
     if known is not None:
