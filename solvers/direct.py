@@ -8,7 +8,6 @@ factors.
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -19,19 +18,18 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxsparse_fmt._pytrees import brief, exportable, pytree
 from jaxsparse_fmt._tracing import in_trace, is_traced, standard_promotion
-from jaxsparse_fmt.core.basis import IDENTITY, Reordered
 from solvers import factors, superlu
 from solvers.backends import choice
 from solvers.core import arguments
-from solvers.core.iterate import Method, System, holding
+from solvers.core.iterate import Method, holding
 from solvers.core.operators import promoted
 from solvers.core.scaling import Map
 from solvers.core.settings import DEFAULTS, Adjoint, settled
 from solvers.core.solve import solve
 from solvers.core.space import Space, length
-from solvers.core.stopping import ROUNDED, End, status_of
-from solvers.host import MMD
+from solvers.core.stopping import status_of
 from solvers.logdet import inverse_entries, sample, slogdet
+from solvers.on_host import refined, whole
 from solvers.precond import _checks as checks
 from solvers.solution import Solution, SolverError, Status, Told
 
@@ -48,20 +46,6 @@ def step(space: Space, A: Map, M: Map, work: Work) -> tuple[Work, Array, Array]:
     z = M(work.r)
     r = work.r - A(z)
     return Work(work.x + z, r), space.norm(r), status_of((~jnp.isfinite(space.largest(z)), Status.NON_FINITE))
-
-
-def whole(system: System, is_transposed: bool) -> tuple[Array, End]:
-    """A solve by one call of the host."""
-    M, basis, limits = system.M, IDENTITY, system.limits
-    if isinstance(M, Reordered):
-        M, basis = M.A, M.outer
-    F, b = M.factors, basis.leave(system.b)
-    numbers = jnp.stack([jnp.asarray(number, float) for number in (limits.rtol, limits.atol, limits.maxiter)])
-    like = jax.ShapeDtypeStruct((b.shape[0] + 4, *b.shape[1:]), b.dtype)
-    options = ("N" if F.is_transposed == is_transposed else "T",)
-    found = superlu.call(_refined, F.n, F.recipe, (F.row, F.col, F.values), (b, numbers), like, options, checks=False)
-    code, k, norm, Ax_norm = found[F.n :].real
-    return basis.enter(found[: F.n]), End(k.astype(jnp.int32), norm, code.astype(jnp.int32), None, Ax_norm)
 
 
 METHOD = Method(lambda space, A, M, r, squared, last: Work(jnp.zeros_like(r), r), holding(step), self_adjoint=False)
@@ -157,7 +141,7 @@ def factorized(A: Any, *, symmetric: bool | None = None, backend: str = "auto") 
       >>> np.allclose(A @ (F @ b), b), (F @ np.ones((16, 3))).shape
       (True, (16, 3))
     """
-    return jax.device_put(_by(backend, A, symmetric, "factorized", lambda: _made(A, "factorized"))[0])
+    return jax.device_put(prepared(A, False, "factorized", backend, symmetric)[0])
 
 
 @arguments.door
@@ -196,7 +180,7 @@ def direct(
     """
     b = arguments.vectors(b, "b")
     try:
-        M, name = _by(backend, A, symmetric, "direct", lambda: prepared(A, not in_trace()))
+        M, name = prepared(A, not in_trace(), "direct", backend, symmetric)
         sol = solved(A, b, None, _settings(M, A, b, rtol, atol, adjoint))
         return dataclasses.replace(sol, _told=Told((f"direct by {name}",)))
     except SolverError as error:
@@ -209,20 +193,6 @@ def direct(
 RECIPE = ("lu",)
 
 
-def _made(A: Any, maker: str, recipe: factors.Recipe = RECIPE, symmetric: bool | None = None) -> Factorized:
-    """As `factorized`, in arrays of NumPy, which a program takes over faster."""
-    return Factorized(A, factors.made(A, recipe, maker, symmetric), recipe)
-
-
-def _by(backend: str, A: Any, symmetric: bool | None, maker: str, by_superlu: Callable[[], Any]) -> tuple[Any, str]:
-    """The factors of A, by the library of this name or that suits A, and the library's name."""
-    name = choice(backend, A, symmetric, maker)
-    if name != "superlu":
-        with contextlib.suppress(SolverError) if backend == "auto" else contextlib.nullcontext():
-            return _made(A, maker, (name,), symmetric), name
-    return by_superlu(), "superlu"
-
-
 class Prepared(NamedTuple):
     """A matrix and SuperLU's factors of it."""
 
@@ -230,17 +200,30 @@ class Prepared(NamedTuple):
     found: superlu.OnHost
 
 
-def prepared(A: Any, is_eager: bool) -> Prepared | Factorized:
-    """A, factored for `solved`, which SuperLU does where nothing is traced. Errors as of `factorized`."""
-    if not is_eager or is_traced(A) or checks.is_transpose(A):
-        return _made(A, "direct")
-    return Prepared(A, factors.on_host(A, RECIPE, "direct"))
+def prepared(
+    A: Any, is_eager: bool, maker: str = "direct", backend: str = "superlu", symmetric: bool | None = None
+) -> tuple[Prepared | Factorized, str]:
+    """A, factored for `solved` by the library of this name, or that suits A, and the library's name.
+
+    Errors as of `factorized`; if `is_eager`, a known A is factored for solves by SuperLU.
+    """
+    name = choice(backend, A, symmetric, maker)
+    if name != "superlu":
+        with contextlib.suppress(SolverError) if backend == "auto" else contextlib.nullcontext():
+            return Factorized(A, factors.made(A, (name,), maker, symmetric), (name,)), name
+    if is_eager and not is_traced(A) and not checks.is_transpose(A):
+        return Prepared(A, factors.on_host(A, RECIPE, maker)), "superlu"
+    return Factorized(A, factors.made(A, RECIPE, maker), RECIPE), "superlu"
 
 
 def _settings(M: Any, A: Any, b: Array, rtol: float | None, atol: float, adjoint: Adjoint | None) -> Any:
     rtol = float(jnp.finfo(_dtype(A, b)).eps) ** (2 / 3) if rtol is None else rtol
     adjoint = Adjoint() if adjoint is None else adjoint
     return DEFAULTS | {"M": M, "rtol": reachable(rtol, A, b), "atol": atol, "adjoint": adjoint}
+
+
+def _is_watched(options: Any) -> bool:
+    return bool(options.history_length or options.callback or options.progress)
 
 
 def _by_host(A: Any, b: Array, x0: Any, settings: Any) -> Solution | None:
@@ -252,75 +235,6 @@ def _by_host(A: Any, b: Array, x0: Any, settings: Any) -> Solution | None:
     if not isinstance(b.sharding, jax.sharding.SingleDeviceSharding):  # b has a mesh
         return None
     return placed_like(b, refined(found, b, limits, _dtype(A, b))[:4])
-
-
-def _is_watched(options: Any) -> bool:
-    return bool(options.history_length or options.callback or options.progress)
-
-
-def refined(found: superlu.OnHost, b: Any, limits: Any, dtype: Any, way: str = "N") -> tuple[np.ndarray, ...]:
-    """SuperLU's x, refined in 64 bits on the host, its code, iterations and residual norm, and ‖A‖·‖x‖ of a failure.
-
-    Args:
-      b: [n] or [n, k], of NumPy or on one device.
-      dtype: that of x.
-      way: "T" for a system with Aᵀ.
-    """
-    S = found.host.S.T if way == "T" else found.host.S
-    rhs = np.asarray(b, np.complex128 if b.dtype.kind == "c" else S.dtype)
-    with np.errstate(all="ignore"):
-        b_norm = _length(rhs)
-        least = np.maximum(limits.rtol * b_norm, limits.atol)
-        x, size, exact, r, r_norm, last = np.zeros(rhs.shape, dtype), b_norm, 0, rhs, b_norm, np.inf
-        steps = np.zeros(b_norm.shape, np.int32)
-        while True:
-            goes_on = (size > least) & (r_norm > least) & (r_norm <= last / 2)
-            if not goes_on.any() or steps.max() >= limits.maxiter:
-                break
-            steps, last, z = steps + goes_on, r_norm, found.solve(r, way)
-            exact = exact + (z if goes_on.all() else np.where(goes_on, z, 0))
-            r, rounded = rhs - S @ exact, exact.astype(dtype, copy=False)
-            r_norm = rounded_norm = _length(r)
-            if rounded is not exact:
-                rounded_norm = _length(rhs - S @ rounded)
-            better = rounded_norm < size
-            x, size = (
-                (rounded, rounded_norm)
-                if better.all()
-                else (np.where(better, rounded, x), np.where(better, rounded_norm, size))
-            )
-        code, Ax_norm = np.zeros(b_norm.shape, np.int32), np.zeros_like(b_norm)
-        if not (size <= least).all():
-            Ax_norm, eps = found.host.longest_column * _length(x), jnp.finfo(dtype).eps
-            limit = np.minimum(ROUNDED * eps * (Ax_norm + b_norm), eps**0.25 * b_norm)
-            cause = np.where((size <= limit) & (least >= eps * b_norm), Status.ROUNDED, Status.STAGNATION)
-            cause = np.where(goes_on, Status.MAXITER, cause)
-            is_lost = (cause != Status.ROUNDED) & (size > least)
-            if is_lost.any() and not found.condition() * eps < 0.1:
-                cause = np.where(is_lost, Status.SINGULAR, cause)
-            code = np.where(size <= least, code, np.where(np.isfinite(b_norm), cause, Status.NON_FINITE))
-    real = np.real(x).dtype
-    return x, code.astype(np.int32), steps, size.astype(real), Ax_norm.astype(real)
-
-
-def _refined(found: superlu.OnHost | None, entries: Any, b: Any, numbers: Any, way: str) -> np.ndarray | None:
-    """The results of `refined` in one array, whose last four rows are not x; None: the factors are not accurate."""
-    if found is not None:
-        x, *ends = refined(found, b, Numbers(*numbers), b.dtype, way)
-        if np.any(ends[0]) and found.ordering == MMD and not found.is_accurate:
-            return None
-        return np.concatenate([x, np.stack(ends)])
-    size = _length(b)
-    is_finite = np.isfinite(size) & np.all(np.isfinite(entries[2]))
-    code = np.where(size == 0, Status.CONVERGED, np.where(is_finite, Status.SINGULAR, Status.NON_FINITE))
-    zeros, size = np.zeros_like(size), np.where(is_finite, size, np.nan)
-    return np.concatenate([np.zeros_like(b), np.stack([code, zeros, size, zeros])])
-
-
-class Numbers(NamedTuple):
-    rtol: Any
-    atol: Any
-    maxiter: Any
 
 
 def placed_like(b: Any, found: tuple[np.ndarray, ...], *words: str) -> Solution:
@@ -337,17 +251,6 @@ def placed_like(b: Any, found: tuple[np.ndarray, ...], *words: str) -> Solution:
 
 # `device_put` of each would cost 30 µs.
 _on_device = jax.jit(lambda *arrays: arrays)
-
-
-def _length(a: np.ndarray) -> np.ndarray:
-    """‖a‖₂ by column; no square over- or underflows."""
-    length = np.linalg.norm(a, axis=0)
-    if a.ndim == 1 and 1e-100 < length < 1e100:
-        return length  # `np.all` would cost 4 µs
-    if np.all((length > 1e-100) & (length < 1e100)):
-        return length
-    size = np.max(np.abs(a), axis=0)
-    return size * np.linalg.norm(a / np.where(size == 0, 1, size), axis=0)
 
 
 def solved(A: Any, b: Any, x0: Any, settings: Any) -> Solution:

@@ -14,7 +14,7 @@ from jaxsparse_fmt.kernels.cpu.over_rows import over_rows
 from solvers.core import arguments
 
 LONG = 1_000  # entries of a row that the envelope takes last
-HUB = 10  # times the mean entries of a row: MMD takes seconds for a row of 100,000, and such rows are best last
+HUB = 10  # times the mean entries of a row, if over √n: MMD takes seconds for a row of 100,000, which is best last
 FREE = 3_000  # unknowns whose factors fit, even full ones
 COPIES = 2  # of the factors, SuperLU's and ours
 # The symmetric mode pivots on the diagonal down to THRESHOLD of a column. Pivots elsewhere let its factors fill.
@@ -129,7 +129,7 @@ class Host:
     def hubs(self) -> Any:
         """[n], the rows of A + Aᵀ that MMD takes last."""
         degree = np.diff(self.pattern.indptr)
-        return degree > HUB * np.mean(degree)
+        return degree > max(HUB * np.mean(degree), np.sqrt(self.n))
 
     @functools.cached_property
     def orders(self) -> dict[str, np.ndarray]:

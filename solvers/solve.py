@@ -14,8 +14,9 @@ from solvers.core import arguments
 from solvers.core.operators import Wrapped, call_for, described, is_function, operator, preconditioner
 from solvers.core.settings import Settings, settled, solver
 from solvers.core.solve import solve as by_method
-from solvers.direct import placed_like, reachable, refined
+from solvers.direct import placed_like, reachable
 from solvers.facts import Facts, Memory, NotFinite, Success, is_plain, recalled
+from solvers.on_host import refined
 from solvers.solution import Solution, Status, Told
 from solvers.ways import GIVEN, METHODS, OF_A_FUNCTION, ON_MANY_DEVICES, SUITED, WAYS, WITH_GIVEN_M, Way, first_success
 

@@ -316,7 +316,7 @@ def made(trial: Trial, facts: Facts) -> Any:
     if name == "factors" and facts.n > SMALL and trial.set_up > HOURS:
         raise ValueError(f"the factors may take {trial.set_up / 3600:.1g} hours; direct(A, b) tries all the same")
     if name == "factors":
-        return prepared(A, facts.tries)
+        return prepared(A, facts.tries)[0]
     with concrete(A), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # of a multigrid cycle that diverges: the trial shows it
         if name.strip("|") == "jacobi" and facts.kind != "sharded" and "diagonal" in vars(facts):

@@ -1,0 +1,102 @@
+"""Solves by SuperLU on the host, with refinement: x ← x + M·(b − A·x) from x = 0 by the factors M (see `direct`)."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jaxsparse_fmt.core.basis import IDENTITY, Reordered
+from solvers import superlu
+from solvers.core.iterate import System
+from solvers.core.stopping import ROUNDED, End, Limits
+from solvers.host import MMD
+from solvers.solution import Status
+
+
+def whole(system: System, is_transposed: bool) -> tuple[Array, End]:
+    """A solve by one call of the host."""
+    M, basis, limits = system.M, IDENTITY, system.limits
+    if isinstance(M, Reordered):
+        M, basis = M.A, M.outer
+    F, b = M.factors, basis.leave(system.b)
+    numbers = jnp.stack([jnp.asarray(number, float) for number in (limits.rtol, limits.atol, limits.maxiter)])
+    like = jax.ShapeDtypeStruct((b.shape[0] + 4, *b.shape[1:]), b.dtype)
+    options = ("N" if F.is_transposed == is_transposed else "T",)
+    found = superlu.call(_refined, F.n, F.recipe, (F.row, F.col, F.values), (b, numbers), like, options, checks=False)
+    code, k, norm, Ax_norm = found[F.n :].real
+    return basis.enter(found[: F.n]), End(k.astype(jnp.int32), norm, code.astype(jnp.int32), None, Ax_norm)
+
+
+def refined(found: superlu.OnHost, b: Any, limits: Any, dtype: Any, way: str = "N") -> tuple[np.ndarray, ...]:
+    """SuperLU's x, refined in 64 bits on the host, its code, iterations and residual norm, and ‖A‖·‖x‖ of a failure.
+
+    Args:
+      b: [n] or [n, k], of NumPy or on one device.
+      dtype: that of x.
+      way: "T" for a system with Aᵀ.
+    """
+    S = found.host.S.T if way == "T" else found.host.S
+    rhs = np.asarray(b, np.complex128 if b.dtype.kind == "c" else S.dtype)
+    with np.errstate(all="ignore"):
+        b_norm = _length(rhs)
+        least = np.maximum(limits.rtol * b_norm, limits.atol)
+        x, size, last = np.zeros(rhs.shape, dtype), b_norm, np.inf
+        exact, r, r_norm = np.zeros_like(rhs), rhs, b_norm
+        steps = np.zeros(b_norm.shape, np.int32)
+        while True:
+            goes_on = (size > least) & (r_norm > least) & (r_norm <= last / 2)
+            if not goes_on.any() or steps.max() >= limits.maxiter:
+                break
+            steps, last, z = steps + goes_on, r_norm, found.solve(r, way)
+            exact = exact + (z if goes_on.all() else np.where(goes_on, z, 0))
+            r, rounded = rhs - S @ exact, exact.astype(dtype, copy=False)
+            r_norm = rounded_norm = _length(r)
+            if rounded is not exact:
+                rounded_norm = _length(rhs - S @ rounded)
+            better = rounded_norm < size
+            if better.all():
+                x, size = rounded, rounded_norm
+            else:
+                x, size = np.where(better, rounded, x), np.where(better, rounded_norm, size)
+        code, Ax_norm = np.zeros(b_norm.shape, np.int32), np.zeros_like(b_norm)
+        if not (size <= least).all():
+            Ax_norm, eps = found.host.longest_column * _length(x), jnp.finfo(dtype).eps
+            limit = np.minimum(ROUNDED * eps * (Ax_norm + b_norm), eps**0.25 * b_norm)
+            is_rounding = (size <= limit) & (least >= eps * b_norm)
+            otherwise = np.where(goes_on, Status.MAXITER, Status.STAGNATION)
+            is_lost = ~(is_rounding | (size <= least)) & np.isfinite(b_norm)
+            if is_lost.any():
+                condition = np.max(np.where(is_lost, found.host.longest_column * _length(exact) / b_norm, 0))
+                if not condition * eps < 0.1 or not found.condition() * eps < 0.1:
+                    otherwise = Status.SINGULAR
+            code = np.where(is_rounding, Status.ROUNDED, np.where(np.isfinite(b_norm), otherwise, Status.NON_FINITE))
+            code = np.where(size <= least, Status.CONVERGED, code)
+    real = np.real(x).dtype
+    return x, code.astype(np.int32), steps, size.astype(real), Ax_norm.astype(real)
+
+
+def _refined(found: superlu.OnHost | None, entries: Any, b: Any, numbers: Any, way: str) -> np.ndarray | None:
+    """The results of `refined` in one array, whose last four rows are not x; None: the factors are not accurate."""
+    if found is not None:
+        x, *ends = refined(found, b, Limits._make([*numbers, 0, None, None, None]), b.dtype, way)
+        if np.any(ends[0]) and found.ordering == MMD and not found.is_accurate:
+            return None
+        return np.concatenate([x, np.stack(ends)])
+    size = _length(b)
+    is_finite = np.isfinite(size) & np.all(np.isfinite(entries[2]))
+    code = np.where(size == 0, Status.CONVERGED, np.where(is_finite, Status.SINGULAR, Status.NON_FINITE))
+    zeros, size = np.zeros_like(size), np.where(is_finite, size, np.nan)
+    return np.concatenate([np.zeros_like(b), np.stack([code, zeros, size, zeros])])
+
+
+def _length(a: np.ndarray) -> np.ndarray:
+    """‖a‖₂ by column; no square over- or underflows."""
+    length = np.linalg.norm(a, axis=0)
+    if a.ndim == 1 and 1e-100 < length < 1e100:
+        return length  # `np.all` would cost 4 µs
+    if np.all((length > 1e-100) & (length < 1e100)):
+        return length
+    size = np.max(np.abs(a), axis=0)
+    return size * np.linalg.norm(a / np.where(size == 0, 1, size), axis=0)
