@@ -17,10 +17,9 @@ from jax import Array
 from jaxsparse_fmt._tracing import is_traced
 from solvers import factors
 from solvers.core import arguments
-from solvers.host import Host
 from solvers.precond import _checks as checks
 from solvers.solution import SolverError, Status
-from solvers.superlu import Pattern, factored, kept
+from solvers.superlu import kept
 
 RECIPE = ("lu",)
 # Times eps·(‖A‖/‖M‖ + |sigma|): how far below an eigenvalue sigma is placed, until it helps.
@@ -122,15 +121,7 @@ def shifted(A: Any, M: Any, sigma: Any) -> tuple[Any, Shift, Array]:
         shift = Shift(*numbers)
         S: Any = factors.HostFactors(row, col, jnp.concatenate([entries[2], -shift.sigma * entries[3]]), n, RECIPE)
     else:
-        pattern = Pattern(n, row, col)
-
-        def made(values: np.ndarray) -> Any:
-            with contextlib.suppress(SolverError):
-                return factored(Host(pattern.matrix(values)), RECIPE, "eigsh(sigma=)")
-            return None
-
-        of_A, of_M = map(np.asarray, entries[2:])
-        found, numbers = _placed(n, pattern.col, of_A, of_M, np.asarray(sigma), made)
+        found, numbers = _placed(n, *entries, sigma)
         if found is None:
             raise SolverError(
                 Status.SINGULAR,
@@ -150,9 +141,7 @@ class Placed:
     dtype: np.dtype
 
     def __call__(self, row: Any, col: Any, a: Any, m: Any, sigma: Any) -> np.ndarray:
-        col, a, m, sigma = map(np.asarray, (col, a, m, sigma))
-        _, numbers = _placed(self.n, col, a, m, sigma, lambda v: kept(self.n, RECIPE, row, col, v))
-        return np.asarray(numbers, self.dtype)
+        return np.asarray(_placed(self.n, row, col, a, m, sigma)[1], self.dtype)
 
 
 def _real(A: Any, sigma: Any) -> Array:
@@ -172,14 +161,15 @@ def _entries(A: Any) -> tuple[Array, Array, Array]:
     return A.row_ids, A.col_ids, A.data
 
 
-def _placed(n: int, col: Any, a: Any, m: Any, sigma: Any, factored: Any) -> tuple[Any, tuple[Any, Any, Any]]:
-    """The factors of A − sigma·M that `factored` makes of its entries, or None, and the numbers of a `Shift`."""
+def _placed(n: int, row: Any, col: Any, a: Any, m: Any, sigma: Any) -> tuple[Any, tuple[Any, Any, Any]]:
+    """The factors of A − sigma·M, None if there are none, and the numbers of a `Shift`."""
+    row, col, a, m, sigma = map(np.asarray, (row, col, a, m, sigma))
     A_norm, M_norm = (np.max(np.bincount(c, abs(v), n)) for c, v in ((col[: a.size], a), (col[a.size :], m)))
     scale, eps = A_norm + abs(sigma) * M_norm, np.finfo(a.dtype).eps
     best, place, least = None, sigma, np.inf
     for units in (0, *UNITS):
         tried = np.asarray(sigma - units * (eps * scale / (M_norm or 1)) if units else sigma, sigma.dtype)
-        found = factored(np.concatenate([a, -tried * m]).astype(a.dtype, copy=False))
+        found = kept(n, RECIPE, row, col, np.concatenate([a, -tried * m]).astype(a.dtype, copy=False))
         growth = np.inf if found is None else _growth(n, found) * eps * scale
         if growth < least:
             best, place, least = found, tried, growth
