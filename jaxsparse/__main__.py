@@ -1,33 +1,19 @@
 """The entry point of `jaxsparse` and `python -m jaxsparse`."""
 
 import os
-import signal
 import sys
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from jaxsparse import commands, process
 
-_is_loading = True
-
 
 def _run() -> int:
-    global _is_loading
     args = commands.parse()
     _forget_working_folder()
     from jaxsparse_fmt.cli import main as cli  # which imports JAX, once the arguments are known to be right
 
-    _is_loading = False
+    process.is_loaded.set()
     return cli.run(args)
-
-
-def _interrupt(*_: Any) -> None:
-    """Ends the process while libraries load, of which some would print a traceback; later raises KeyboardInterrupt."""
-    if _is_loading:
-        try:
-            os.write(2, b"jaxsparse: interrupted\n")
-        finally:
-            os._exit(process.INTERRUPTED)
-    raise KeyboardInterrupt
 
 
 def _forget_working_folder() -> None:
@@ -39,8 +25,6 @@ def _forget_working_folder() -> None:
 
 def main() -> NoReturn:
     """Runs the command with the process's arguments; never returns."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else the caller ignores SIGINT
-        signal.signal(signal.SIGINT, _interrupt)
     process.run(_run)
 
 

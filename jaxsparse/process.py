@@ -1,7 +1,7 @@
 """A command as a process: an interruption ends it at once, and lost output ends it with one line of error."""
 
+import _thread
 import contextlib
-import ctypes
 import os
 import signal
 import sys
@@ -13,46 +13,42 @@ from jaxsparse.commands import wrapped
 
 INTERRUPTED = 130  # the exit code of shells for SIGINT
 GRACE = 0.3  # seconds for an interrupted command to clean up
-STACK = 64 << 20  # bytes: some systems give all threads but the first too little for XLA's compiler
+
+is_loaded = threading.Event()  # set once all libraries are: some would print a traceback if they were interrupted
 
 
 def run(command: Callable[[], int]) -> NoReturn:
-    """Calls the command in a thread of its own, and ends the process with the exit code that it returns.
+    """Calls the command, and ends the process with the exit code that it returns.
 
-    Python calls signal handlers in the first thread only, and not while that thread waits for XLA. This function raises
-    an interruption in the command's thread too, so that the command can remove its display and half-written files. If
-    XLA holds that thread for `GRACE` seconds, the process ends without that clean-up.
+    Python calls signal handlers in this thread only, and not while it waits for XLA. So another thread waits for an
+    interruption and raises it here, so that the command can remove its display and half-written files. If XLA holds
+    this thread for `GRACE` seconds, the process ends without that clean-up.
     """
-    code, interrupted, done = 1, False, threading.Event()  # 1: of an error that Python shows
+    is_interrupted, is_done = threading.Event(), threading.Event()
 
-    def work() -> None:
-        nonlocal code
-        try:
-            code = command()
-        except SystemExit as end:  # of argparse
-            code = int(end.code or 0)
-        except BaseException:
-            if not interrupted:
-                raise
-            complain("interrupted")
-        finally:
-            done.set()
+    def watch() -> None:
+        signal.sigwait({signal.SIGINT})
+        if is_loaded.is_set() and not is_done.is_set():
+            is_interrupted.set()
+            _thread.interrupt_main()
+            if is_done.wait(GRACE):
+                return
+        complain("interrupted")
+        os._exit(INTERRUPTED)
 
-    threading.stack_size(STACK)
-    worker = threading.Thread(target=work, name="jaxsparse", daemon=True)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else the caller ignores SIGINT
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # in all threads that start from here on
+        threading.Thread(target=watch, name="jaxsparse", daemon=True).start()
     try:
-        worker.start()
-        done.wait()  # in Python 3.11 an interrupted `worker.join` takes the thread for ended
-    except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second one does not wait
-        interrupted = True
-        raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
-        raise_in(ctypes.c_ulong(worker.ident or 0), ctypes.py_object(KeyboardInterrupt))
-        if not done.wait(GRACE):
-            complain("interrupted")
-            os._exit(INTERRUPTED)
+        code = command()
+    except SystemExit as end:  # of argparse
+        code = int(end.code or 0)
+    except BaseException:  # XLA makes another error of an interruption in a callback
+        if not is_interrupted.is_set():
+            raise
+        complain("interrupted")
         code = INTERRUPTED
-    worker.join()
+    is_done.set()
     for name in ("stdout", "stderr"):
         try:
             print(end="", file=getattr(sys, name), flush=True)

@@ -23,6 +23,7 @@ from jaxsparse_fmt.cli.progress import Progress
 # Cures with arguments of Python, and the command line's options in their place.
 OPTIONS = (
     (r"M=precond\.(\w+)\(A\)", r"--precond \1"),
+    (r"\ba better M\b", "another --precond"),
     (r"\(?with jax_enable_x64\)?|jax\.config\.update\('jax_enable_x64', True\)", "--dtype float64"),
     (r"\b(maxiter|rtol|atol|dtype|format|backend|method)=['\"]?([\w.+-]+)['\"]?", r"--\1 \2"),
     (r"\b(raise|loosen) (maxiter|rtol)\b", r"\1 --\2"),
@@ -91,7 +92,3 @@ def _out_of_memory(args: argparse.Namespace, error: Exception) -> str:
     cures = {"solve": "spread the rows with --devices, or ask for --dtype float32", "demo": "ask for a smaller --n"}
     cure = cures.get(args.command, "use a machine with more")
     return f"{vars(args).get('file', args.command)}: out of memory{reason and f' ({reason})'}; {cure}"
-
-
-if __name__ == "__main__":
-    process.run(main)
