@@ -20,6 +20,7 @@ COPIES = 2  # of the factors, SuperLU's and ours
 # The symmetric mode pivots on the diagonal down to THRESHOLD of a column. Pivots elsewhere let its factors fill.
 MMD, COLAMD, THRESHOLD = "MMD_AT_PLUS_A", "COLAMD", 1e-3
 ASYMMETRY, WEAK = 0.5, 0.01  # parts of the entries without a partner, and of the columns with a weak diagonal, at most
+ASYMMETRY_OF_ILU = 0.1
 WIDE, SLOW = 0.1, 5e9  # where an envelope is wider than this part of n, MMD may take as long as the factorization
 _hosts = Kept(1)
 
@@ -123,7 +124,11 @@ class Host:
             return COLAMD
         largest = np.maximum.reduceat(np.abs(S.data), S.indptr[:-1])
         weak = np.count_nonzero(np.abs(self.diagonal) <= THRESHOLD * largest)
-        return MMD if weak <= WEAK * self.n and self.pattern.nnz <= (1 + ASYMMETRY) * S.nnz else COLAMD
+        return MMD if weak <= WEAK * self.n and self.asymmetry <= ASYMMETRY else COLAMD
+
+    @property
+    def asymmetry(self) -> float:
+        return self.pattern.nnz / self.S.nnz - 1
 
     @functools.cached_property
     def hubs(self) -> Any:

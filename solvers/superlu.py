@@ -22,7 +22,7 @@ import numpy as np
 import scipy
 
 from solvers.core import arguments
-from solvers.host import COLAMD, MMD, THRESHOLD, Host
+from solvers.host import ASYMMETRY_OF_ILU, COLAMD, MMD, THRESHOLD, Host
 from solvers.solution import SolverError, Status
 
 Recipe = tuple[Any, ...]  # ("lu",), ("cholesky",), ("ilu", drop_tol, fill), or a library's name
@@ -196,6 +196,8 @@ def factored(host: Host, recipe: Recipe, maker: str, known: Order | None = None,
     if recipe[0] == "cholesky":
         return _by_superlu(host, recipe, maker, MMD, None)
     ordering = host.ordering if known is None else known.ordering
+    if recipe[0] == "ilu" and host.asymmetry > ASYMMETRY_OF_ILU:
+        ordering = COLAMD
     with contextlib.suppress(SolverError) if ordering == MMD else contextlib.nullcontext():
         found = _by_superlu(host, recipe, maker, ordering, known)
         if not checks or ordering == COLAMD or recipe[0] == "ilu" or found.is_accurate:
