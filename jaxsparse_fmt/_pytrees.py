@@ -35,8 +35,9 @@ def pytree(cls: Class, leaves: Collection[str] | None = None) -> Class:
         (data if is_leaf else static).append(f.name)
     keys = [*map(jax.tree_util.GetAttrKey, data)]
     # `attrgetter` returns a tuple of two attributes or more: of fewer fields, they follow.
-    data_of, static_of = (operator.attrgetter(*names, *["__class__"] * (2 - len(names))) for names in (data, static))
     end, static_end = len(data), len(static)
+    data_of = operator.attrgetter(*data, *["__class__"] * (2 - end))
+    static_of = operator.attrgetter(*static, *["__class__"] * (2 - static_end))
 
     def flatten_with_keys(self: Any) -> Any:
         return zip(keys, data_of(self), strict=False), static_of(self)[:static_end]

@@ -50,13 +50,6 @@ def mesh_of(*trees: Any) -> Any:
     return next((jax.typeof(a).sharding.mesh for a in jax.tree.leaves(trees) if all_axes(a)), context)
 
 
-def resharded(a: Any, mesh: Any, axes: Sequence[tuple[str, ...]]) -> Array:
-    """`a`, its axes sharded over the given mesh axes; its cotangents are sharded as `a` was."""
-    if axes_of(a) == tuple(axes):
-        return a
-    return jax.reshard(a, NamedSharding(mesh, _spec(axes)))
-
-
 def spec_like(a: Any, *first: Any) -> PartitionSpec:
     """The sharding over explicit axes of an array: `first` for its first axes, that of `a` for the others."""
     taken = {axis for entry in first for axis in names(entry)}
@@ -89,7 +82,7 @@ def by_pieces(f: Callable[..., Any], operands: Sequence[Any], labels: Sequence[s
         letters = letters.ljust(leaf.ndim, "_")
         stay = [tuple(axis for axis in axes if axis not in manual) for axes in axes_of(leaf)]
         wanted = [axes if c == "_" else axes_by_letter.get(c, ()) for c, axes in zip(letters, stay, strict=False)]
-        return resharded(leaf, mesh, wanted)
+        return leaf if axes_of(leaf) == tuple(wanted) else jax.reshard(leaf, NamedSharding(mesh, _spec(wanted)))
 
     def body(*pieces: Any) -> Any:
         result = f(*pieces)
@@ -119,17 +112,10 @@ def _axes_by_letter(operands: Sequence[Any], labels: Sequence[str]) -> dict[str,
 
 
 def by_xla(f: Callable[..., Any], operands: Sequence[Any], out: Any, mesh: Any = None, axes: Sequence[str] = ()) -> Any:
-    """f(*operands) with auto axes in place of all explicit ones; see `partitioned`."""
-    return partitioned(f, operands, out, mesh, axes)(*operands)
+    """f(*operands) with auto axes in place of all explicit ones.
 
-
-def partitioned(
-    f: Callable[..., Any], operands: Sequence[Any], out: Any, mesh: Any = None, axes: Sequence[str] = ()
-) -> Callable[..., Any]:
-    """f for operands like these, with auto axes in place of all explicit ones.
-
-    f itself unless `axes` or the operands' types name explicit axes, or an operand lies on a mesh whose axis types
-    differ from the context's.
+    f itself is called unless `axes` or the operands' types name explicit axes, or an operand lies on a mesh whose axis
+    types differ from the context's.
 
     Args:
       out: PartitionSpecs, as a prefix of f's result: its sharding, of which explicit axes count.
@@ -141,7 +127,7 @@ def partitioned(
     taken = explicit_axes(mesh)
     meshes = (jax.typeof(a).sharding.mesh for a in jax.tree.leaves(operands))
     if not {*axes, *named} & {*taken} and not (taken and any(not m.empty and m != mesh for m in meshes)):
-        return f
+        return f(*operands)
 
     def sharding(spec: PartitionSpec) -> NamedSharding:
         return NamedSharding(mesh, _spec([tuple(a for a in names(entry) if a in taken) for entry in spec]))
@@ -152,7 +138,7 @@ def partitioned(
         with _in_auto(True):
             return f(*operands)
 
-    return jax.sharding.auto_axes(inside, axes=taken, out_sharding=shardings)
+    return jax.sharding.auto_axes(inside, axes=taken, out_sharding=shardings)(*operands)
 
 
 _in_auto = jax.make_user_context(False)

@@ -175,7 +175,7 @@ def operator(A: Any, n: int, name: str) -> Operator:
         if manual := jax.sharding.get_abstract_mesh().manual_axes:
             hint += f"; inside shard_map over {manual} b is one device's piece: call the solver outside of shard_map"
         raise ValueError(f"{name} has shape {shape}; a system with b of length {n} needs ({n}, {n}){hint}")
-    return A if isinstance(A, Operator) else wrapped(A, name)
+    return wrapped(A, name)
 
 
 def wrapped(A: Any, name: str) -> Operator:

@@ -160,4 +160,4 @@ class Entry:
         # Under vmap the type of v does not name the axis of the batch, but all programs traced here must use one mesh.
         axes = mesh_axes.explicit_axes(jax.sharding.get_abstract_mesh())
         operands = matrices, basis, v, others
-        return mesh_axes.partitioned(on_auto_axes, operands, self.out(static, v), axes=axes)(*operands)
+        return mesh_axes.by_xla(on_auto_axes, operands, self.out(static, v), axes=axes)

@@ -72,7 +72,7 @@ def solve(
     b, x0 = arguments.cast(b, dtype), None if x0 is None else arguments.cast(x0, dtype)
     if narrow is not None:
         options = options._replace(values=narrow.dtype, dtype=precision.inner_dtype(narrow.dtype, dtype))
-    M = None if M is None else preconditioner(M, b)
+    M = preconditioner(M, b)
     # JAX differentiates unrolled steps through M, so that M's own solves must be as accurate as any other.
     if isinstance(adjoint, Adjoint) and isinstance(M, UserFunction):
         M = as_preconditioner(M)
