@@ -24,7 +24,7 @@ from jaxsparse_fmt.kernels.backends import jax_versions
 from solvers.core.operators import Function, UserFunction, traced
 
 PROGRAMS = 64  # combinations of users' functions for which a compiled solver is kept; the least recently used goes
-SHORTEST, LONGEST, PART = 1e-5, 5e-3, 1 / 50  # seconds of a pause, and its part of the time waited so far
+SHORTEST, LONGEST, PART = 1e-5, 5e-3, 1 / 50  # seconds of a pause, 0 if it is shorter; its part of the time so far
 
 
 def compiled(f: Callable[..., Any], quick: bool) -> Callable[..., Any]:
@@ -64,14 +64,15 @@ def _wait(a: Any) -> None:
     """
     if jax.device_count() > 1 or isinstance(a, Tracer) or next(iter(a.devices())).platform != "cpu":
         return
-    if threading.current_thread() is not threading.main_thread():
+    if not a.is_ready() and threading.current_thread() is not threading.main_thread():
         return
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    if not a.is_ready() and signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         return
     begin = time.perf_counter()
     while not a.is_ready():
-        time.sleep(min(max(PART * (time.perf_counter() - begin), SHORTEST), LONGEST))
-    jax.block_until_ready(a)  # raises the error of a program that failed
+        pause = PART * (time.perf_counter() - begin)
+        time.sleep(min(pause, LONGEST) if pause > SHORTEST else 0)
+    a.block_until_ready()  # raises the error of a program that failed
 
 
 jit = functools.lru_cache(maxsize=PROGRAMS)(lambda f, quick, *programs: compiled(f, quick))
