@@ -13,6 +13,7 @@ LIMIT seconds is left out. JAXSPARSE_MATRICES and JAXSPARSE_CASES add files of t
 """
 
 import argparse
+import itertools
 import os
 import pathlib
 import time
@@ -238,36 +239,33 @@ def by_size(scale: float) -> Iterator[report.Row]:
                     yield {"problem": problem, "n": S.shape[0], "way": way, "seconds": seconds}
 
 
+def kept(rows: Iterator[report.Row], found: list[report.Row]) -> Iterator[report.Row]:
+    for row in rows:
+        found.append(row)
+        yield row
+
+
+def accuracy(rows: list[report.Row]) -> report.Row:
+    near = sum(1 / FACTOR <= row["ratio"] <= FACTOR for row in rows)
+    return {"pairs": len(rows), f"within a factor of {FACTOR}": near, "share": near / max(len(rows), 1)}
+
+
+def mean(rows: list[report.Row], way: str, least: float) -> report.Row:
+    """Of the solves that take longer than `least` seconds."""
+    rows = [row for row in rows if row["by"] and row[way] > least]
+    found = [row[way] / row["best"] for row in rows]
+    found_mean = float(np.exp(np.mean(np.log(found)))) if found else np.nan
+    counts = {"above 2": sum(ratio > 2 for ratio in found), "wrong": sum(bool(row["wrong"]) for row in rows)}
+    return {"of": way, "above s": least, "solves": len(rows), "geometric mean": found_mean} | counts
+
+
 def sections(args: argparse.Namespace, header: dict[str, str]) -> report.Sections:
-    ratios: list[float] = []
-    compared_rows: list[report.Row] = []
-    scale = 0.3 if args.small else 1.0
-
-    def kept() -> Iterator[report.Row]:
-        for row in pairs(scale):
-            ratios.append(row["ratio"])
-            yield row
-
-    def counted() -> Iterator[report.Row]:
-        near = sum(1 / FACTOR <= ratio <= FACTOR for ratio in ratios)
-        yield {"pairs": len(ratios), f"within a factor of {FACTOR}": near, "share": near / max(len(ratios), 1)}
-
-    def held() -> Iterator[report.Row]:
-        for row in campaign(scale):
-            compared_rows.append(row)
-            yield row
-
-    def means() -> Iterator[report.Row]:
-        """Of `solve` without its memory, and with it, of all solves and of those that take longer than SHORT."""
-        for way in ("solve", "again"):
-            for least in (0.0, SHORT):
-                rows = [row for row in compared_rows if row["by"] and row[way] > least]
-                found = [row[way] / row["best"] for row in rows]
-                mean = float(np.exp(np.mean(np.log(found)))) if found else np.nan
-                counts = {
-                    "above 2": sum(ratio > 2 for ratio in found),
-                    "wrong": sum(bool(row["wrong"]) for row in rows),
-                }
-                yield {"of": way, "above s": least, "solves": len(rows), "geometric mean": mean} | counts
-
-    return {"pairs": kept, "all": counted, "sizes": lambda: by_size(scale), "campaign": held, "mean": means}
+    scale, of_pairs, of_campaign = 0.3 if args.small else 1.0, [], []
+    means = itertools.product(("solve", "again"), (0.0, SHORT))  # without its memory, and with it
+    return {
+        "pairs": lambda: kept(pairs(scale), of_pairs),
+        "all": lambda: [accuracy(of_pairs)],
+        "sizes": lambda: by_size(scale),
+        "campaign": lambda: kept(campaign(scale), of_campaign),
+        "mean": lambda: [mean(of_campaign, *which) for which in means],
+    }
