@@ -304,25 +304,28 @@ class SparseMatrix(OnOneDevice, Faces):
             )
         device = _committed(self.values)
         with concrete(self), contextlib.nullcontext() if device is None else jax.default_device(device):
-            there = traced or not is_on_cpu(self.values)
-            csr: Any = self if name in CHOOSERS else self.csr_arrays() if there else self.to_scipy()
-            A = build(csr, name, Target(self.dtype, self.backend, max_bytes), **layout)
+            A = build(self, name, Target(self.dtype, self.backend, max_bytes), **layout)
         return A if device is None else jax.device_put(A, device)
 
     def _transpose_asformat(self, name: str, *, max_bytes: int | None = None, **layout: Any) -> SparseMatrix:
         if is_traced(self):
             raise ValueError(f"A.T.asformat({name!r}) needs a matrix that is not traced; convert outside jit")
         with concrete():
-            csr = self.T.to_scipy() if is_on_cpu(self.values) else self.T.csr_arrays()
-            return build(csr, name, Target(self.dtype, self.backend, max_bytes), **layout)
+            return build(self.T, name, Target(self.dtype, self.backend, max_bytes), **layout)
 
 
 @standard_promotion
-def build(csr: Csr, name: str, target: Target, **layout: Any) -> SparseMatrix:
-    """The canonical `csr` in the format `name`, or in the one that "auto" or "tune" chooses; checks name and layout."""
+def build(csr: Any, name: str, target: Target, **layout: Any) -> SparseMatrix:
+    """A matrix, canonical CSR or ours, in the format `name`, or in the one that "auto" or "tune" chooses.
+
+    It checks name and layout.
+    """
     check_format(name, layout)
     if name in CHOOSERS:
         return CHOOSERS[name](csr, target)
+    if hasattr(csr, "csr_arrays"):
+        on_host = not is_traced(csr) and is_on_cpu(jax.tree.leaves(csr)[0])
+        csr = csr.to_scipy() if on_host else csr.csr_arrays()
     with concrete(csr.data):
         return FORMATS[name].from_csr(csr, target, **layout)
 

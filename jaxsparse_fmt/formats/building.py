@@ -214,12 +214,12 @@ def where_it_converts(A: Any, target: Target) -> Csr:
 
     One from the host stays there: XLA would compile for its sizes, for ten times as long as the host takes.
     """
-    is_ours = isinstance(A, SparseMatrix)
+    is_ours = hasattr(A, "csr_arrays")
     if not is_ours and namespace(A.data) is np:
         return A
     free = memory.free()
     has_room = free is None or HELD * A.nnz * (target.dtype.itemsize + 4) <= free
-    if A.nnz < FEW_TO_CHOOSE or not has_room or (is_ours and is_on_cpu(A.values)):
+    if A.nnz < FEW_TO_CHOOSE or not has_room or (is_ours and is_on_cpu(jax.tree.leaves(A)[0])):
         return A.to_scipy()
     return A.csr_arrays() if is_ours else A
 
