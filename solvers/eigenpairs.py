@@ -223,7 +223,7 @@ def _solve_off(pencil: Pencil, K: Map, unit: Array, values: Array, X: Array, rhs
         )
     else:
         start, above = inside(pencil.inverse(r)), values - shift.sigma
-        scale = jnp.where(pencil.diagonal > 0, pencil.diagonal, 1)[:, None]
+        scale = jnp.where(shift.M_diagonal > 0, shift.M_diagonal, 1)[:, None]
         z = _minres(
             lambda Z: pencil.mass(Z - inside(above * pencil.operator(inside(Z)))),
             lambda v: v / scale,

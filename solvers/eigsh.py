@@ -117,7 +117,7 @@ def eigsh(
         raise ValueError(f"ncv must be above k = {k} and at most n = {n}; got {ncv}")
     m = min(n, max(ncv, k + LEAST_NCV))
     if sigma is None:
-        factors = None if M is None else pencils.inverse_of_mass(M), None, None
+        factors = None if M is None else pencils.inverse_of_mass(M), None
     else:
         factors = pencils.shifted(A, M, sigma)
     basis.agree(lambda: {"k": k, "which": which, "ncv": ncv, "tol": tol, "maxiter": maxiter})

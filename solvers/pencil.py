@@ -28,11 +28,12 @@ NEAR = 0.5  # over eps·(‖A‖ + |sigma|·‖M‖): a larger inverse is roundi
 
 
 class Shift(NamedTuple):
-    """sigma, and the norms ‖A‖₁ and ‖M‖₁, by which rounding is judged."""
+    """sigma, the norms ‖A‖₁ and ‖M‖₁, by which rounding is judged, and the diagonal [n] of M."""
 
     sigma: Array
     A_norm: Array
     M_norm: Array
+    M_diagonal: Array
 
     def scale(self, values: Any) -> Array:
         """‖A‖ + |λ|·‖M‖."""
@@ -46,7 +47,6 @@ class Pencil(NamedTuple):
     M: Any = None  # another; None: the identity
     S: Any = None  # factors of A − sigma·M, or without a shift of M; None where M is the identity, too
     shift: Shift | None = None
-    diagonal: Any = None  # [n] of M, with a shift
 
     def mass(self, v: Array) -> Array:
         """M·v."""
@@ -61,7 +61,7 @@ class Pencil(NamedTuple):
 
     def seen(self, v: Array) -> Array:
         """v without unknowns that no other is coupled to in M, in which rounding errors would grow unseen."""
-        return v if self.M is None or self.shift is None else jnp.where(self.diagonal == 0, 0, v)
+        return v if self.M is None or self.shift is None else jnp.where(self.shift.M_diagonal == 0, 0, v)
 
     def residual(self, values: Array, X: Array) -> Array:
         """A·X − M·X·λ, [n, k]."""
@@ -97,8 +97,8 @@ def inverse_of_mass(M: Any) -> Any:
     )
 
 
-def shifted(A: Any, M: Any, sigma: Any) -> tuple[Any, Shift, Array]:
-    """The factors of A − sigma·M, the shift that they have, and the diagonal of M.
+def shifted(A: Any, M: Any, sigma: Any) -> tuple[Any, Shift]:
+    """The factors of A − sigma·M, and the shift that they have.
 
     The host moves sigma by a few rounding errors where the factors do not exist, or are those of an eigenvalue.
 
@@ -118,8 +118,7 @@ def shifted(A: Any, M: Any, sigma: Any) -> tuple[Any, Shift, Array]:
         numbers = jax.pure_callback(
             Placed(n, real), jax.ShapeDtypeStruct((3,), real), *entries, sigma, vmap_method="sequential"
         )
-        shift = Shift(*numbers)
-        S: Any = factors.HostFactors(row, col, jnp.concatenate([entries[2], -shift.sigma * entries[3]]), n, RECIPE)
+        S: Any = factors.HostFactors(row, col, jnp.concatenate([entries[2], -numbers[0] * entries[3]]), n, RECIPE)
     else:
         found, numbers = _placed(n, *entries, sigma)
         if found is None:
@@ -128,9 +127,9 @@ def shifted(A: Any, M: Any, sigma: Any) -> tuple[Any, Shift, Array]:
                 "A − sigma·M is singular for every sigma: A and M have a null vector in common; remove its unknowns",
             )
         S = jax.device_put(factors.split(found, dtype))
-        shift = Shift(*(jnp.asarray(number, real) for number in numbers))
     diagonal = jnp.zeros(n, real).at[row_M].add(jnp.where(row_M == col_M, jnp.real(m), 0).astype(real))
-    return S, shift, diagonal
+    sigma, A_norm, M_norm = (jnp.asarray(number, real) for number in numbers)
+    return S, Shift(sigma, A_norm, M_norm, diagonal)
 
 
 @dataclasses.dataclass(frozen=True)
