@@ -35,7 +35,7 @@ from jaxsparse_fmt.formats.csr import CSR, threads_for
 class Plan:
     """What the patterns of the operands decide."""
 
-    result: SparseMatrix  # of the result, without values
+    result: SparseMatrix  # without values
     operands: tuple[tuple[tuple[int, int], int], ...] = dataclasses.field(metadata={"static": True})  # (shape, nnz)
 
     def _data(self, *matrices: Any) -> list[Array]:

@@ -18,10 +18,8 @@ from jaxsparse_fmt._dtypes import index_dtype
 from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.base import Array, ByEntries, ColumnIndex, RowIndex, storage_format
-from jaxsparse_fmt.formats.csr import csr_rule
-from jaxsparse_fmt.kernels import spmv
+from jaxsparse_fmt.formats.csr import csr_product
 from jaxsparse_fmt.kernels.layout.address import row_pointers
-from jaxsparse_fmt.kernels.layout.columns import Explicit
 
 
 @storage_format
@@ -34,9 +32,8 @@ class COO(ByEntries):
     _in_order = True
 
     def _product_face(self, values: Array, x: Array, backend: str) -> Array:
-        arrays = {"slice_ptr": row_pointers(self.row_idx, self.shape[0]), "col_idx": self.col_idx}
-        rule = csr_rule(self.shape, self.n_stored, Explicit())
-        return spmv.product(values, x, arrays, rule=rule, backend=backend)
+        row_ptr = row_pointers(self.row_idx, self.shape[0])
+        return csr_product(values, x, row_ptr, self.col_idx, self.shape, backend)
 
     def entries(self) -> tuple[Array, Array, Array, Array]:
         return self.row_idx, self.col_idx, jnp.arange(self.n_stored, dtype=index_dtype(self.nnz)), self.values

@@ -20,10 +20,9 @@ from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.core import entry_index
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.base import Array, ByEntries, Pointer, RowIndex, storage_format
-from jaxsparse_fmt.formats.csr import csr_rule
-from jaxsparse_fmt.kernels import coordinates, spmv
+from jaxsparse_fmt.formats.csr import csr_product
+from jaxsparse_fmt.kernels import coordinates
 from jaxsparse_fmt.kernels.layout.address import expand_ptr, when_run
-from jaxsparse_fmt.kernels.layout.columns import Explicit
 
 
 @storage_format
@@ -41,10 +40,7 @@ class CSC(ByEntries):
         return coordinates.product_reference(values, x, self.row_idx, col_idx, n_rows=n_rows, n_cols=n_cols)
 
     def _transposed_face(self, values: Array, y: Array, backend: str) -> Array:
-        n_rows, n_cols = self.shape
-        arrays = {"slice_ptr": self.col_ptr, "col_idx": self.row_idx}
-        rule = csr_rule((n_cols, n_rows), self.n_stored, Explicit())
-        return spmv.product(values, y, arrays, rule=rule, backend=backend)
+        return csr_product(values, y, self.col_ptr, self.row_idx, self.shape[::-1], backend)
 
     @standard_promotion
     def entries(self) -> tuple[Array, Array, Array, Array]:

@@ -15,9 +15,9 @@ from typing import Self
 from jaxsparse_fmt._types import Csr, CsrArrays, Target
 from jaxsparse_fmt.formats import building, footprint
 from jaxsparse_fmt.formats.base import Array, ByRule, ColumnIndex, Pointer, storage_format
-from jaxsparse_fmt.kernels import spmv_cpu
+from jaxsparse_fmt.kernels import spmv, spmv_cpu
 from jaxsparse_fmt.kernels.layout.address import Slices
-from jaxsparse_fmt.kernels.layout.columns import ColumnRule, Rule
+from jaxsparse_fmt.kernels.layout.columns import Explicit, Rule
 
 THREADS = (1, 2, 4, 8, 16, 32)
 
@@ -74,9 +74,19 @@ class CSR(ByRule):
         )
 
 
-def csr_rule(shape: tuple[int, int], nnz: int, column: ColumnRule) -> Rule:
-    """CSR's rule with `threads_for` threads a row, for formats that use CSR's kernel; `row_ptr` is its `slice_ptr`."""
-    return Rule(shape, nnz, Slices(shape[0], 1, threads_for(nnz, shape[0])), column)
+def csr_product(
+    values: Array,  # [b, offset + nnz]
+    x: Array,  # [b, n_cols, p]
+    row_ptr: Array,  # [n_rows + 1], from `offset`
+    col_idx: Array,  # [nnz]
+    shape: tuple[int, int],
+    backend: str,
+    offset: int = 0,
+) -> Array:  # [b, n_rows, p]
+    """A·x by CSR's kernel, for other formats."""
+    nnz = col_idx.shape[0]
+    rule = Rule(shape, nnz, Slices(shape[0], 1, threads_for(nnz, shape[0])), Explicit(offset))
+    return spmv.product(values, x, {"slice_ptr": row_ptr, "col_idx": col_idx}, rule=rule, backend=backend)
 
 
 def threads_for(nnz: int, n_rows: int) -> int:

@@ -31,11 +31,11 @@ from jaxsparse_fmt.formats.base import (
     index_in_data,
     storage_format,
 )
-from jaxsparse_fmt.formats.csr import csr_rule
+from jaxsparse_fmt.formats.csr import csr_product
 from jaxsparse_fmt.kernels import spmv
 from jaxsparse_fmt.kernels.backends import selection
 from jaxsparse_fmt.kernels.layout.address import Slices, expand_ptr, row_pointers
-from jaxsparse_fmt.kernels.layout.columns import Explicit, Rule
+from jaxsparse_fmt.kernels.layout.columns import Rule
 
 
 @storage_format
@@ -77,8 +77,7 @@ class HYB(ByEntries, ByRule):
             y = spmv.product(head, x, self._arrays, rule=self._rule, backend=backend)
         if n_tail:
             start = row_pointers(self.tail_row, self.shape[0]).astype(index_dtype(offset + n_tail)) + offset
-            arrays = {"slice_ptr": start, "col_idx": self.tail_col}
-            y += spmv.product(tail, x, arrays, rule=csr_rule(self.shape, n_tail, Explicit(offset)), backend=backend)
+            y += csr_product(tail, x, start, self.tail_col, self.shape, backend, offset)
         return y
 
     @standard_promotion

@@ -192,9 +192,8 @@ def _namespace(arrays: Arrays) -> Any:
 
 
 def pack_pattern(present: Any) -> tuple[Any, int]:
-    """`pattern`, and the number of places that hold no entry; None and 0 if all do or lie outside, as `present` says.
-
-    In NumPy or on a device, as `present` [n_stored] bool.
+    """`pattern`, and the number of holes; None and 0 without any. NumPy's or on a device, as `present` [n_stored] bool,
+    which is true of places that hold an entry or lie outside the matrix.
     """
     if isinstance(present, np.ndarray):
         bits, n_holes = np.packbits(present, bitorder="little"), present.size - int(np.count_nonzero(present))
