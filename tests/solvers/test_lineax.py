@@ -75,7 +75,7 @@ def test_least_squares_by_the_normal_equations():
     assert_near(value, np.linalg.lstsq(S.toarray(), b)[0])
 
 
-@pytest.mark.parametrize(("shape", "rank"), [((14, 9), 5), ((9, 14), 9), deep((14, 9), 9), deep((9, 14), 5)])
+@pytest.mark.parametrize(("shape", "rank"), [((14, 9), 5), deep((9, 14), 9), deep((14, 9), 9), deep((9, 14), 5)])
 def test_lsmr_finds_lineaxs_least_squares_solution_and_its_derivatives(shape, rank):
     """Of any rank, which changes of the factors keep; lineax's SVD answers."""
     rng = np.random.default_rng(2)
