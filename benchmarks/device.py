@@ -27,21 +27,13 @@ from benchmarks.report import Row
 from solvers import precond
 
 Call = Callable[[], Any]
-ROUNDS = 5  # of later calls
-ENOUGH = 2.0  # seconds of them, after which no round begins
 
 
 def seconds(run: Call, wait: Callable[[Any], Any], flights: int) -> tuple[float, float]:
     """Seconds of the first call, and the least seconds of a call in later rounds of `flights` calls."""
-
-    def calls(count: int) -> None:
-        wait([run() for _ in range(count)])
-
-    _, first, _ = timing.timed(lambda: calls(1))
-    rounds: list[float] = []
-    while len(rounds) < ROUNDS and sum(rounds) <= ENOUGH:
-        rounds.append(timing.timed(lambda: calls(flights))[1])
-    return first, min(rounds) / flights
+    _, first, _ = timing.timed(lambda: wait(run()))
+    again, _ = timing.least(lambda: wait([run() for _ in range(flights)]), enough=2)
+    return first, again / flights
 
 
 def row(name: str, run: Call, theirs: Call | None = None, flights: int = 1) -> Row:

@@ -31,8 +31,7 @@ import solvers
 from benchmarks import report, timing
 from benchmarks.report import Row
 
-RTOL, MAXITER, WARM = 1e-8, 10_000, 5
-ENOUGH = 10.0  # seconds of warm solves, after which none begins
+RTOL, MAXITER = 1e-8, 10_000
 Solve = Callable[[], Any]
 
 
@@ -88,10 +87,7 @@ def child(side: str, n: int) -> None:
         return solve, solve()
 
     (solve, x), *cold = timing.timed(first)
-    times = [timing.timed(solve)[1:]]
-    while len(times) < WARM and sum(wall for wall, _ in times) < ENOUGH:
-        times.append(timing.timed(solve)[1:])
-    wall, cpu = map(min, zip(*times, strict=True))
+    wall, cpu = timing.least(solve, enough=10)
     x = np.asarray(x.get() if side == "CuPy" else x)
     residual = float(np.linalg.norm(b - S @ x) / np.linalg.norm(b))
     row = {"cold s": cold[0], "warm s": wall, "cold cpu s": cold[1], "warm cpu s": cpu, "residual": residual}

@@ -17,7 +17,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -29,7 +28,7 @@ import scipy.sparse
 from jax.sharding import Mesh
 
 import jaxsparse_fmt as jsf
-from benchmarks import report
+from benchmarks import report, timing
 from benchmarks.report import Row
 from benchmarks.solvers import seconds, seconds_per_step, taken
 from jaxsparse_fmt.distributed import row_partition
@@ -118,14 +117,10 @@ class Bench:
             problem = problem_of(count)
             problem = dataclasses.replace(problem, rows_of=functools.cache(problem.rows_of))  # for all modes
             for mode in self.modes if count > 1 else ["-"]:
-                start = time.perf_counter()
-                A = on(problem, self.devices[:count], mode)
-                setup = time.perf_counter() - start
+                A, setup, _ = timing.timed(lambda p=problem, n=count, m=mode: on(p, self.devices[:n], m))
                 b = jnp.asarray(np.random.default_rng(0).standard_normal(problem.n))
                 held = A.record.imbalance if count > 1 else None
-                start = time.perf_counter()
-                jax.block_until_ready(taken(A, b, 1))
-                first = time.perf_counter() - start
+                _, first, _ = timing.timed(lambda A=A, b=b: taken(A, b, 1))
                 took, _ = seconds_per_step(A, b, 250)
                 alone = alone or took
                 work = 1 if is_weak else count
@@ -190,9 +185,7 @@ class Bench:
         first = None
         for count in self.counts:
             A, b = self._poisson(count, 128)
-            start = time.perf_counter()
-            M = precond.multigrid(A)
-            setup = time.perf_counter() - start
+            M, setup, _ = timing.timed(lambda A=A: precond.multigrid(A))
             took, found = seconds(cg, A, b, M=M, rtol=1e-8)
             first = first or took
             yield {"unknowns": A.shape[0], "devices": count, "set-up s": setup, "ms": took * 1e3} | {
