@@ -95,14 +95,7 @@ def _by_pieces(piece: Callable[[int, int], Csr], S: Csr, count: int) -> Csr:
     count = max(min(PIECES, count), 1)
     inner = np.searchsorted(S.indptr, np.arange(1, count) * S.nnz // count)
     cuts = np.unique([0, *inner, S.shape[0]]).tolist() if count > 1 else [0, S.shape[0]]
-    parts: list[Any] = [None] * (len(cuts) - 1)
-    rest = iter(enumerate(itertools.pairwise(cuts)))
-
-    def thread() -> None:
-        for k, rows in rest:
-            parts[k] = piece(*rows)
-
-    in_threads(thread, len(parts))
+    parts = in_threads(lambda rows: piece(*rows), itertools.pairwise(cuts))
     if len(parts) == 1:
         return parts[0]
     data, indices = _joined([C.data for C in parts]), _joined([C.indices for C in parts])

@@ -204,16 +204,14 @@ def by_rows(f: Callable[[slice, np.ndarray], None], csr: Csr) -> None:
     n_rows, n_cols = csr.shape
     index = csr.indices.dtype if n_rows + n_cols < 2**31 else np.int64
     step = max(PIECE * n_rows // max(csr.nnz, 1), 1)
-    begins = iter(range(0, n_rows, step))
 
-    def thread() -> None:
-        for first in begins:
-            ptr = csr.indptr[first : first + step + 1]
-            before = np.arange(first - n_rows + 1, first + ptr.size - n_rows, dtype=index)
-            entries = slice(ptr[0], ptr[-1])
-            f(entries, csr.indices[entries] - np.repeat(before, np.diff(ptr)))
+    def piece(first: int) -> None:
+        ptr = csr.indptr[first : first + step + 1]
+        before = np.arange(first - n_rows + 1, first + ptr.size - n_rows, dtype=index)
+        entries = slice(ptr[0], ptr[-1])
+        f(entries, csr.indices[entries] - np.repeat(before, np.diff(ptr)))
 
-    in_threads(thread, -(-n_rows // step), FOR_NUMPY)
+    in_threads(piece, range(0, n_rows, step), FOR_NUMPY)
 
 
 def occupied(csr: Csr, longest: int = 0) -> np.ndarray:

@@ -117,21 +117,20 @@ def _multiplied(A: Matrix, *others: Matrix, most: float = np.inf) -> Any:
     step = max(min(total, PIECE) / CORES, LEAST, 4 * A.shape[1])  # SciPy marks all columns anew for each piece
     cuts = np.unique([0, *np.searchsorted(work, np.arange(step, total, step)), work.size]).tolist()
     made: dict[int, tuple[np.ndarray, ...]] = {}
-    rest = itertools.pairwise(cuts)
 
-    def thread() -> None:
-        for begin, end in rest:
-            if sum(col.size for _, col, _ in list(made.values())) > most:
-                return
-            ptr, shape = A.indptr[begin : end + 1], ((end - begin) * A.blocksize[0], A.shape[1])
-            piece = slice(ptr[0], ptr[-1])
-            product = scipy.sparse.bsr_array((A.data[piece], A.indices[piece], ptr - ptr[0]), shape=shape)
-            for S in others:
-                product = product @ S
-            product.sort_indices()
-            made[begin] = product.data, product.indices, np.diff(product.indptr)
+    def multiply(rows: tuple[int, int]) -> None:
+        if sum(col.size for _, col, _ in list(made.values())) > most:
+            return
+        begin, end = rows
+        ptr, shape = A.indptr[begin : end + 1], ((end - begin) * A.blocksize[0], A.shape[1])
+        piece = slice(ptr[0], ptr[-1])
+        product = scipy.sparse.bsr_array((A.data[piece], A.indices[piece], ptr - ptr[0]), shape=shape)
+        for S in others:
+            product = product @ S
+        product.sort_indices()
+        made[begin] = product.data, product.indices, np.diff(product.indptr)
 
-    in_threads(thread, len(cuts) - 1)
+    in_threads(multiply, itertools.pairwise(cuts))
     data, col, lengths = (np.concatenate(a) for a in zip(*(made[begin] for begin in sorted(made)), strict=True))
     if col.size > most:
         return None

@@ -3,7 +3,8 @@
 import ctypes
 import functools
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -32,23 +33,20 @@ def over_rows(kernel: Callable[..., None], n_rows: int, n_marks: int, *arguments
     kinds = tuple(f"CPointer({a.dtype})" if isinstance(a, np.ndarray) else "int64" for a in arguments)
     values = [a.ctypes.data if isinstance(a, np.ndarray) else a for a in arguments]
     step = max(rows, 1)
-    begins = iter(range(0, n_rows, step))
+    of_thread = threading.local()
 
-    def thread() -> None:
-        marks = np.full(n_marks, -1, np.int64)
-        for begin in begins:
-            _function(kernel, kinds)(begin, min(begin + step, n_rows), marks.ctypes.data, *values)
+    def task(begin: int) -> None:
+        if not hasattr(of_thread, "marks"):
+            of_thread.marks = np.full(n_marks, -1, np.int64)
+        _function(kernel, kinds)(begin, min(begin + step, n_rows), of_thread.marks.ctypes.data, *values)
 
-    in_threads(thread, -(-n_rows // step))
+    in_threads(task, range(0, n_rows, step))
 
 
-def in_threads(thread: Callable[[], None], tasks: int, most: int = CORES) -> None:
-    """Calls `thread` on every core, at most once for each task and `most` times; the calls share the tasks."""
-    threads = min(tasks, most, CORES)
-    if threads <= 1:
-        thread()
-    else:
-        list(_threads().map(lambda _: thread(), range(threads)))
+def in_threads(f: Callable[[Any], Any], tasks: Iterable[Any], most: int = CORES) -> list[Any]:
+    """[f(task) for each task], by threads on every core, at most `most`."""
+    given, threads = [*tasks], min(most, CORES)
+    return [*map(f, given)] if min(len(given), threads) <= 1 else [*_threads(threads).map(f, given)]
 
 
 def in_pieces(f: Callable[..., tuple[np.ndarray, ...]], *arrays: np.ndarray, places: int = 0) -> tuple[np.ndarray, ...]:
@@ -59,15 +57,13 @@ def in_pieces(f: Callable[..., tuple[np.ndarray, ...]], *arrays: np.ndarray, pla
     """
     n, step = len(arrays[0]), max(PLACES // max(places or arrays[0][:1].size, 1), 1)
     found = tuple(np.empty((n, *a.shape[1:]), a.dtype) for a in f(*(a[:0] for a in arrays)))
-    begins = iter(range(0, n, step))
 
-    def thread() -> None:
-        for begin in begins:
-            piece = slice(begin, begin + step)
-            for whole, part in zip(found, f(*(a[piece] for a in arrays)), strict=True):
-                whole[piece] = part
+    def task(begin: int) -> None:
+        piece = slice(begin, begin + step)
+        for whole, part in zip(found, f(*(a[piece] for a in arrays)), strict=True):
+            whole[piece] = part
 
-    in_threads(thread, -(-n // step), FOR_NUMPY)
+    in_threads(task, range(0, n, step), FOR_NUMPY)
     return found
 
 
@@ -76,12 +72,12 @@ def in_some_piece(f: Callable[..., Any], *arrays: np.ndarray) -> bool:
     begins = range(0, len(arrays[0]), PLACES)
     if len(begins) == 1:
         return bool(f(*arrays))
-    return any(_threads().map(lambda begin: f(*(a[begin : begin + PLACES] for a in arrays)), begins))
+    return any(_threads(CORES).map(lambda begin: f(*(a[begin : begin + PLACES] for a in arrays)), begins))
 
 
 @functools.cache
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(CORES)
+def _threads(count: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(count)
 
 
 os.register_at_fork(after_in_child=_threads.cache_clear)  # a child has none of its parent's threads
