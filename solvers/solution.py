@@ -14,6 +14,7 @@ from jax.core import Tracer
 from jaxsparse_fmt import _html
 from jaxsparse_fmt._pytrees import exportable, pytree
 from jaxsparse_fmt._tracing import standard_promotion
+from solvers.core.operators import is_function
 from solvers.core.space import HERE, length
 from solvers.core.vectors import ratio, times
 
@@ -134,7 +135,7 @@ class Outcome:
         return f"x: {jax.tree.map(lambda a: f'{a.dtype}{list(a.shape)}', vars(self)['x'])}"
 
     def _worst_norm(self) -> float:
-        return float(jnp.max(getattr(self, self._norm)))
+        return float(jnp.max(vars(self)[self._norm]))
 
     def _repr_html_(self) -> str | None:
         """For notebooks: status, method, residual and the history as a curve; None, which shows `repr`, in jit."""
@@ -218,7 +219,7 @@ class Solution(Outcome):
         ValueError: b does not have the shape of A·x.
         """
         v = HERE.noise(self.x)
-        Av = times(A, v) if hasattr(A, "__matmul__") else A(v)
+        Av = A(v) if is_function(A) else times(A, v)
         if jnp.shape(b) != (expected := (*Av.shape, *self.x.shape[1:])):
             raise ValueError(f"b has shape {jnp.shape(b)}; A·x has {expected}")
         return ratio(self.residual_norm, ratio(length(Av), length(v)) * length(self.x) + length(jnp.asarray(b)))

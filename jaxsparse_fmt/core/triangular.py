@@ -107,7 +107,7 @@ def _bind(values: Array, r: Array, *pattern: Array, **static: Any) -> Array:
     if 0 in values.shape or 0 in r.shape:
         return r.astype(jnp.result_type(values, r))
     operands = mesh_axes.varying((values, r, *pattern), r)
-    return triangular_p.bind(*operands, backend=selection.active_backend("auto"), **static)[0]
+    return triangular_p.bind(*operands, backend=selection.in_use.value, **static)[0]
 
 
 def _solved(

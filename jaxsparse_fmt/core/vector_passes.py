@@ -79,7 +79,7 @@ def sweep(what: Pass, numbers: tuple[Number, ...], vectors: tuple[Array, ...]):
     shapes = jax.eval_shape(functools.partial(_sweep, counts=len(flat), what=what, backend="xla"), *flat, *vectors)
     counts = len(shapes[0]), len(shapes[1])
     out = sweep_p.bind(
-        *mesh_axes.varying((*flat, *vectors)), counts=len(flat), what=what, backend=selection.active_backend("auto")
+        *mesh_axes.varying((*flat, *vectors)), counts=len(flat), what=what, backend=selection.in_use.value
     )
     new, scalars, sums = out[: counts[0]], out[counts[0] : sum(counts)], out[sum(counts) :]
     return tuple(new), tuple(scalars), tuple(map(Parts, sums))
@@ -100,7 +100,7 @@ DOT = Pass(lambda: (), lambda _, x, y: ((), ((x, y),)))
 
 def by_kernel(*vectors: Array) -> bool:
     """Whether a pass over these vectors is a kernel on JAX's default device."""
-    backend = selection.active_backend("auto")
+    backend = selection.in_use.value
     if backend != "interpret" and (jax.default_backend() != "gpu" or not selection.is_pallas(backend)):
         return False
     n, dtype = vectors[0].shape[0], vectors[0].dtype

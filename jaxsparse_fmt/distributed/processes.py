@@ -146,7 +146,7 @@ def agree(make: Callable[[], dict[str, Any]], mesh: Mesh) -> dict[str, Any]:
 
     def digest() -> dict[int, bytes]:
         made.update(make())
-        decides = {"backend in use": selection.active_backend("auto"), "jax_enable_x64": x64_enabled()} | made
+        decides = {"backend in use": selection.in_use.value, "jax_enable_x64": x64_enabled()} | made
         words.update(pair for item in decides.items() for pair in _described(*item))
         return {jax.process_index(): hashlib.blake2b(repr(words).encode(), digest_size=16).digest()}
 
@@ -230,7 +230,7 @@ def of_each(f: Callable[[int], Any], parts: Iterable[int], mesh: Mesh) -> dict[i
 
 def together(f: Callable[[Any], Any], inputs: Sequence[Any]) -> dict[Any, Any]:
     """f of each input, by input, in threads with this thread's word length and backend; NumPy releases the GIL."""
-    wide, backend, standard = x64_enabled(), selection.active_backend("auto"), standard_promotion(f)
+    wide, backend, standard = x64_enabled(), selection.in_use.value, standard_promotion(f)
 
     def with_settings(each: Any) -> Any:
         with jax.enable_x64(wide), selection.use_backend(backend):

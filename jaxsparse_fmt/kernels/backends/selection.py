@@ -14,7 +14,7 @@ from jaxsparse_fmt.kernels.backends.jax_versions import DIALECT_MODULES
 BACKENDS = ("auto", "triton", "mosaic", "numba", "xla", "interpret")
 
 # A user context takes part in jit's cache key, so a function traced under one backend is traced again under another.
-_backend = jax.make_user_context("auto")
+in_use = jax.make_user_context("auto")
 
 
 def check_backend(name: str) -> str:
@@ -39,13 +39,13 @@ def use_backend(name: str) -> Iterator[None]:
       >>> with js.use_backend("xla"):
       ...     y = A @ b
     """
-    with _backend(check_backend(name)):
+    with in_use(check_backend(name)):
         yield
 
 
 def active_backend(backend: str) -> str:
     """The backend that a matrix with this one uses here: for "auto" that of `use_backend`."""
-    return _backend.value if backend == "auto" else backend
+    return in_use.value if backend == "auto" else backend
 
 
 def resolve(backend: str, platform: str | None, shared: bool = False) -> str:
