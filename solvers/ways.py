@@ -41,12 +41,12 @@ METHODS: dict[str, Callable[[int], Any]] = {
     **{"gmres": lambda n: gmres(min(RESTART, n)), "idrs": lambda n: idrs(min(4, n))},
 }
 BLOCK = 16  # rows of a block of `block_jacobi`
-MAKERS: dict[str, Callable[[Any], Any]] = {
-    "jacobi": precond.jacobi,
+MAKERS: dict[str, Callable[[Any], Any]] = {  # whose modules are imported at their first use
+    "jacobi": lambda A: precond.jacobi(A),
     "|jacobi|": lambda A: precond.jacobi(abs(A) if hasattr(A, "__abs__") else A),  # which refuses a function
     "block_jacobi": lambda A: precond.block_jacobi(A, BLOCK),
-    "multigrid": precond.multigrid,
-    "ilu": precond.ilu,
+    "multigrid": lambda A: precond.multigrid(A),
+    "ilu": lambda A: precond.ilu(A),
 }
 SMALL = 3_000  # unknowns: even full factors take a second or two
 DENSE = 500  # unknowns of a singular matrix whose singular values the host computes, in half a second

@@ -1,5 +1,6 @@
 """Checks of the matrices from which preconditioners are made, and their conversion for multigrid's set-up."""
 
+import sys
 from typing import Any, Self
 
 import jax
@@ -13,7 +14,6 @@ from jaxsparse_fmt.core.basis import Operator
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.core.scipy_names import ScipyNames
 from jaxsparse_fmt.core.transposed import Transposed
-from jaxsparse_fmt.distributed.matrix import ShardedMatrix
 from solvers.core.operators import UserFunction, operator
 
 
@@ -33,12 +33,13 @@ def square(A: Any, maker: str) -> int:
 
 
 def is_sharded(A: Any) -> bool:
-    return isinstance(A, ShardedMatrix)
+    module = sys.modules.get("jaxsparse_fmt.distributed.matrix")  # whoever has such a matrix has imported it
+    return module is not None and isinstance(A, module.ShardedMatrix)
 
 
 def has_entries(A: Any) -> bool:
     """Whether A is a jaxsparse matrix, and not the transpose of one."""
-    return isinstance(A, SparseMatrix | ShardedMatrix)
+    return isinstance(A, SparseMatrix) or is_sharded(A)
 
 
 def on_one_device(A: Any, maker: str) -> None:

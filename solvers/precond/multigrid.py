@@ -34,7 +34,6 @@ from jaxsparse_fmt.convert import from_scipy
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis, Operator
 from jaxsparse_fmt.core.matrix import SparseMatrix
-from jaxsparse_fmt.distributed.entries import vector_to_host
 from solvers.core import arguments
 from solvers.core.arguments import int_at_least
 from solvers.core.diagonal import operand
@@ -219,6 +218,8 @@ def multigrid(
     settings = cycle, degree, dtype
     one, S, spread = A, None, None  # A on one device and on the host, and what puts levels on several devices
     if checks.is_sharded(A):
+        from jaxsparse_fmt.distributed.entries import vector_to_host  # a tenth of a second for one device
+
         checks.untraced(A)
         A._check_users_order("multigrid")
         A._agree(B=B, cycle=cycle, theta=theta, degree=degree, dtype=_stored(A, dtype), max_coarse=most)
