@@ -26,6 +26,7 @@ from jaxsparse_fmt.kernels.cpu import ffi
 from jaxsparse_fmt.kernels.layout.address import row_pointers, when_run
 from solvers.core import arguments
 from solvers.host import hosted
+from solvers.on_host import HostFactors
 from solvers.precond import _checks as checks
 from solvers.solution import SolverError, Status
 
@@ -40,31 +41,21 @@ _lock = threading.Lock()
 
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False)
-class LibraryFactors:
-    """Factors that a library keeps.
-
-    A result is NaN where CHOLMOD or KLU finds none.
+class LibraryFactors(HostFactors):
+    """Factors that the library keeps which is the recipe; A's entries are by row.
 
     Attributes:
-      row, col, values: [nnz], A's entries by row.
       token: cuDSS's name of the factors; the others find theirs by the values.
-      is_transposed: whether a solve is with Aᵀ.
       is_symmetric: whether A = Aᵀ.
     """
 
-    row: Array
-    col: Array
-    values: Array
-    token: Any
-    n: int = dataclasses.field(metadata={"static": True})
-    library: str = dataclasses.field(metadata={"static": True})
-    is_symmetric: bool = dataclasses.field(metadata={"static": True})
-    device: int = dataclasses.field(metadata={"static": True})  # among this process's
-    is_transposed: bool = dataclasses.field(default=False, metadata={"static": True})
+    token: Any = None
+    is_symmetric: bool = dataclasses.field(default=False, metadata={"static": True})
+    device: int = dataclasses.field(default=0, metadata={"static": True})  # among this process's
 
     @property
-    def dtype(self) -> np.dtype:
-        return self.values.dtype
+    def library(self) -> str:
+        return self.recipe[0]
 
     @property
     def T(self) -> "LibraryFactors":
@@ -77,7 +68,7 @@ class LibraryFactors:
         by_column = jnp.lexsort((row, col))
         row, col, values = (a[by_column] for a in (col, row, self.values))
         is_transposed = not self.is_transposed
-        return _factored(dataclasses.replace(self, row=row, col=col, values=values, is_transposed=is_transposed))
+        return _by_cudss(dataclasses.replace(self, row=row, col=col, values=values, is_transposed=is_transposed))
 
     def solve(self, r: Array) -> Array:
         """For r of [n] or [n, k]; without derivatives."""
@@ -102,13 +93,9 @@ def _target(solve: str) -> str:
     return target
 
 
-def _factored(F: LibraryFactors) -> LibraryFactors:
-    """F with the token of its values, if cuDSS is its library."""
-    return _by_cudss(F) if F.library == "cudss" else F
-
-
 @jax.jit
 def _by_cudss(F: LibraryFactors) -> LibraryFactors:
+    """F with the token of its values."""
     from spineax import cudss  # pyright: ignore[reportMissingImports]
 
     ptr, col = row_pointers(F.row, F.n).astype(jnp.int32), when_run(F.col)
@@ -229,7 +216,9 @@ def _of_entries(A: Any, library: str, is_symmetric: bool) -> LibraryFactors:
     is_symmetric = is_symmetric and not jnp.issubdtype(A.dtype, jnp.complexfloating)  # a Hermitian A is not Aᵀ
     values = lax.stop_gradient(A.data).astype(jnp.promote_types(A.dtype, jnp.float32))
     device = arguments.memory.device(A).local_hardware_id or 0
-    return _factored(LibraryFactors(A.row_ids, A.col_ids, values, None, A.shape[0], library, is_symmetric, device))
+    given = {"token": None, "is_symmetric": is_symmetric, "device": device}
+    F = LibraryFactors(A.row_ids, A.col_ids, values, A.shape[0], (library,), **given)
+    return _by_cudss(F) if library == "cudss" else F
 
 
 def _try(F: LibraryFactors, maker: str) -> None:

@@ -29,7 +29,7 @@ from solvers.core.solve import solve
 from solvers.core.space import Space, length
 from solvers.core.stopping import status_of
 from solvers.logdet import inverse_entries, sample, slogdet
-from solvers.on_host import refined, whole
+from solvers.on_host import HostFactors, refined, whole
 from solvers.precond import _checks as checks
 from solvers.solution import Solution, SolverError, Status, Told
 
@@ -265,11 +265,7 @@ def solved(A: Any, b: Any, x0: Any, settings: Any) -> Solution:
     most = STEPS if settings["maxiter"] is None else settings["maxiter"]
     changed = settings | {"M": dataclasses.replace(F, A=None), "maxiter": most, "adjoint": adjoint}
     changed["check_every"] = changed["check_every"] or 1  # the steps between two checks would be solves
-    if (
-        isinstance(F.factors, factors.HostFactors)
-        and x0 is None
-        and not _is_watched(settled(changed, b, len(b), STEPS)[0])
-    ):
+    if type(F.factors) is HostFactors and x0 is None and not _is_watched(settled(changed, b, len(b), STEPS)[0]):
         return solve(ON_HOST, A, b, x0, changed)
     sol = solve(METHOD, A, b, x0, changed)
     if not is_traced(sol.code) and bool(np.all(sol.success)):

@@ -22,6 +22,7 @@ from jaxsparse_fmt.core.triangular import Triangle
 from solvers import backends, superlu
 from solvers.core.diagonal import operand, rows_scaled
 from solvers.host import hosted
+from solvers.on_host import HostFactors
 from solvers.precond import _checks as checks
 from solvers.solution import SolverError, Status
 from solvers.superlu import OnHost, Recipe
@@ -65,43 +66,6 @@ class Factors:
         x = rows_scaled(self.inverse_pivots, x if self.lower is None else self.lower.solve(x))
         x = x if self.upper is None else self.upper.solve(x)
         return x if self.cols is None else x[self.cols]
-
-
-@pytree
-@dataclasses.dataclass(frozen=True, eq=False)
-class HostFactors:
-    """Factors of a traced matrix: a solve calls the host, which keeps the factors of the last few matrices.
-
-    A result is NaN where the matrix has no factors.
-
-    Attributes:
-      row, col, values: [nnz], the entries, of which equal places add up.
-    """
-
-    row: Array
-    col: Array
-    values: Array
-    n: int = dataclasses.field(metadata={"static": True})
-    recipe: Recipe = dataclasses.field(metadata={"static": True})
-    is_transposed: bool = dataclasses.field(default=False, metadata={"static": True})
-
-    @property
-    def dtype(self) -> np.dtype:
-        return self.values.dtype
-
-    @property
-    def T(self) -> Self:
-        return dataclasses.replace(self, is_transposed=not self.is_transposed)
-
-    def solve(self, r: Array) -> Array:
-        """For r of [n] or [n, k]; without derivatives."""
-        like = jax.ShapeDtypeStruct(r.shape, jnp.result_type(self.dtype, r))
-        options = ("T" if self.is_transposed else "N",)
-        return superlu.call(_solved, self.n, self.recipe, (self.row, self.col, self.values), (r,), like, options)
-
-
-def _solved(found: OnHost | None, _: Any, r: Any, way: str) -> Any:
-    return np.nan if found is None else found.solve(r, way)
 
 
 @pytree

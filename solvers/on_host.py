@@ -1,18 +1,57 @@
-"""Solves by SuperLU on the host, with refinement: x ← x + M·(b − A·x) from x = 0 by the factors M (see `direct`)."""
+"""Solves by SuperLU on the host for programs, and with refinement: x ← x + M·(b − A·x) from x = 0 by the factors M."""
 
-from typing import Any
+import dataclasses
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jaxsparse_fmt._pytrees import pytree
 from jaxsparse_fmt.core.basis import IDENTITY, Reordered
 from solvers import superlu
 from solvers.core.iterate import System
 from solvers.core.stopping import ROUNDED, End, Limits
 from solvers.host import MMD
 from solvers.solution import Status
+
+
+@pytree
+@dataclasses.dataclass(frozen=True, eq=False)
+class HostFactors:
+    """Factors of a traced matrix: a solve calls the host, which keeps the factors of the last few matrices.
+
+    A result is NaN where the matrix has no factors.
+
+    Attributes:
+      row, col, values: [nnz], the entries, of which equal places add up.
+    """
+
+    row: Array
+    col: Array
+    values: Array
+    n: int = dataclasses.field(metadata={"static": True})
+    recipe: superlu.Recipe = dataclasses.field(metadata={"static": True})
+    is_transposed: bool = dataclasses.field(default=False, metadata={"static": True})
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.values.dtype
+
+    @property
+    def T(self) -> Self:
+        return dataclasses.replace(self, is_transposed=not self.is_transposed)
+
+    def solve(self, r: Array) -> Array:
+        """For r of [n] or [n, k]; without derivatives."""
+        like = jax.ShapeDtypeStruct(r.shape, jnp.result_type(self.dtype, r))
+        options = ("T" if self.is_transposed else "N",)
+        return superlu.call(_solved, self.n, self.recipe, (self.row, self.col, self.values), (r,), like, options)
+
+
+def _solved(found: superlu.OnHost | None, _: Any, r: Any, way: str) -> Any:
+    return np.nan if found is None else found.solve(r, way)
 
 
 def whole(system: System, is_transposed: bool) -> tuple[Array, End]:
