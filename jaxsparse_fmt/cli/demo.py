@@ -41,23 +41,19 @@ def run(args: argparse.Namespace, progress: Progress) -> tables.Done:
     A, in_csr, times = stored.A, footprint.csr_bytes(S, 8), tables.duration
     n_bytes = stored.moved, footprint.bytes_moved(in_csr, S.shape, 8)
     left = [measure.relative_residual(S, b, np.asarray(v)) for v in (sol.x, x)]
-    both = {
-        "device": (measure.device(), "the CPU"),
-        "format": (A.name, "csr"),
-        "stored": (A.nbytes, in_csr),
-        "product": products,
-        "bandwidth": [tables.bandwidth(*pair) for pair in zip(n_bytes, products, strict=True)],
-        "iterations": (sol.iterations, len(steps)),
-        "solve": (ours, theirs),
-        "solve and set-up": (ours + setup, theirs),
-        "true residual / ‖b‖": left,
-    }
-    words = {"stored": readable_bytes, "true residual / ‖b‖": "{:.2e}".format}
-    words |= dict.fromkeys(("product", "solve", "solve and set-up"), times)
-    rows = []
-    for name, (a, c) in both.items():
-        speed_up = f"{c / a:.2f} ×" if words.get(name) is times else ""
-        rows.append((name, *(str(words.get(name, str)(v)) for v in (a, c)), speed_up))
+    compared: list[tuple[str, Any, Callable[[Any], str]]] = [
+        ("device", (measure.device(), "the CPU"), str),
+        ("format", (A.name, "csr"), str),
+        ("stored", (A.nbytes, in_csr), readable_bytes),
+        ("product", products, times),
+        ("bandwidth", [tables.bandwidth(*pair) for pair in zip(n_bytes, products, strict=True)], str),
+        ("iterations", (sol.iterations, len(steps)), str),
+        ("solve", (ours, theirs), times),
+        ("solve and set-up", (ours + setup, theirs), times),
+        ("true residual / ‖b‖", left, "{:.2e}".format),
+    ]
+    both = {name: sides for name, sides, _ in compared}
+    rows = [(name, shown(a), shown(c), f"{c / a:.2f} ×" if shown is times else "") for name, (a, c), shown in compared]
     faults = [] if sol.success else [f"jaxsparse did not converge: {sol.status.message}"]
     faults += [f"SciPy did not converge: info = {info}"] if info else []
     for side, residual in zip(("jaxsparse", "SciPy"), left, strict=True):
@@ -67,16 +63,16 @@ def run(args: argparse.Namespace, progress: Progress) -> tables.Done:
         with progress.stage("draw", args.plot), arguments.blaming(args.plot):
             norms = scipy_cg(S, b, args.rtol, history=True)[2]  # once more, since each norm takes a product
             curves = {f"jaxsparse, on {measure.device()}": sol, "SciPy": [np.linalg.norm(b), *norms]}
-            names = {"product": "product", "solve, cold": "solve and set-up", "solve, warm": "solve"}
-            timed = {label: both[name] for label, name in names.items()}
+            timed = {"product": products, "solve, cold": both["solve and set-up"], "solve, warm": both["solve"]}
             plots.draw_comparison(args.plot, curves, timed, args.rtol)
     title = f"7-point Poisson problem: {S.shape[0]:,} unknowns, {S.nnz:,} entries, float64"
     record = {"rows": S.shape[0], "nnz": S.nnz, "faults": faults, **both}
     remark = "The answers do not agree." if faults else f"Both answers leave at most {args.rtol:.0e} of ‖b‖."
-    shown = tables.comparison(title, ("", "jaxsparse", "SciPy", "speed-up"), rows), remark
+    texts = [tables.comparison(title, ("", "jaxsparse", "SciPy", "speed-up"), rows), remark]
     if args.plot:
-        record, shown = record | {"plot": args.plot}, (*shown, f"The picture is in {args.plot}.")
-    return tables.Done(record, shown, faults, code=1 if faults else 0)
+        record["plot"] = args.plot
+        texts.append(f"The picture is in {args.plot}.")
+    return tables.Done(record, texts, faults, code=1 if faults else 0)
 
 
 def _in_turns(runs: dict[str, Callable[[], Any]], progress: Progress) -> list[tuple[float, Any]]:

@@ -5,8 +5,9 @@ alone.
 """
 
 import argparse
+import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +37,8 @@ def draw(
     rtol: float | None = None,
 ) -> None:
     """Draws a canonical matrix, and the convergence of solvers if there are curves, as for `plot.convergence`."""
-    import matplotlib
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
-    with matplotlib.rc_context(plot.STYLE):
-        layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1, wspace=0.03, hspace=0.04)
-        fig = Figure(figsize=(12, 7.6) if curves else (12, 5.4), layout=layout)
+    with _saved(path, 7.6 if curves else 5.4) as fig:
+        fig.get_layout_engine().set(w_pad=0.12, h_pad=0.1, wspace=0.03, hspace=0.04)
         title = f"{name}  ·  {S.shape[0]:,} × {S.shape[1]:,}  ·  {S.nnz:,} entries"
         fig.suptitle(title, fontsize=14, x=0.012, ha="left")
         if curves:
@@ -52,7 +48,6 @@ def draw(
             panels = fig.subplot_mosaic("ls", width_ratios=(1.15, 1))
         plot.row_lengths(S, panels["l"])
         plot.spy(S, panels["s"])
-        _save(fig, path)
 
 
 def draw_comparison(
@@ -62,11 +57,7 @@ def draw_comparison(
     rtol: float,
 ) -> None:
     """Draws the convergence of two sides, and as bars their seconds, by the name of what was timed."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context(plot.STYLE):
-        fig = Figure(figsize=(12, 4.8), layout="constrained")
+    with _saved(path, 4.8) as fig:
         left, right = fig.subplots(1, 2)
         plot.convergence(curves, left, rtol=rtol)
         left.lines[1].set_linestyle((0, (3, 3)))  # so that the first curve is seen even if both fall alike
@@ -81,9 +72,16 @@ def draw_comparison(
         right.invert_yaxis()
         right.margins(x=0.25)
         right.set(title="Time, on a logarithmic scale", xlabel="seconds")
-        _save(fig, path)
 
 
-def _save(fig: Any, path: str | os.PathLike[str]) -> None:
-    with replacing(path) as file:
-        fig.savefig(file, format=Path(path).suffix[1:].lower(), dpi=150)
+@contextlib.contextmanager
+def _saved(path: str | os.PathLike[str], height: float) -> Iterator[Any]:
+    """A figure in the style of this library, written when the code inside has drawn it."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(plot.STYLE):
+        fig = Figure(figsize=(12, height), layout="constrained")
+        yield fig
+        with replacing(path) as file:
+            fig.savefig(file, format=Path(path).suffix[1:].lower(), dpi=150)

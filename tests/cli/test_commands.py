@@ -1,6 +1,7 @@
-"""`info`, `bench` and `demo` as a user meets them, and the console script."""
+"""`info`, `bench`, `demo` and `convert` as a user meets them, and the console script."""
 
 import functools
+import io
 import json
 import pathlib
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 import jaxsparse_fmt as jsf
 import solvers
 from jaxsparse_fmt.cli import demo, main
+from jaxsparse_fmt.io import files
 from tests.cli.conftest import POISSON
 from tests.cli.test_main import fact
 
@@ -107,3 +109,24 @@ def test_the_console_script_solves(poisson: str):
         "solve",
         "measure",
     ]
+
+
+class Piped(io.TextIOWrapper):
+    """Standard output that keeps its bytes."""
+
+    def __init__(self) -> None:
+        super().__init__(io.BytesIO(), encoding="utf-8", write_through=True)
+
+
+def test_convert_there_and_back_keeps_every_entry(poisson: str, tmp_path, monkeypatch, capsys):
+    stored, back = str(tmp_path / "a.npz"), str(tmp_path / "b.mtx.gz")
+    assert main.main(["convert", poisson, stored, "--format", "sell", "--dtype", "float32"]) == 0
+    assert "216 × 216" in capsys.readouterr().out
+    A = jsf.load(stored)
+    assert A.name == "sell" and A.dtype == np.float32
+    assert main.main(["convert", stored, back]) == 0
+    assert (files.read_scipy(back) != POISSON).nnz == 0
+    out = Piped()
+    monkeypatch.setattr(sys, "stdout", out)
+    assert main.main(["convert", back, "-"]) == 0
+    assert (files.read_scipy(io.BytesIO(out.buffer.getvalue())) != POISSON).nnz == 0
