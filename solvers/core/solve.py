@@ -22,15 +22,7 @@ from solvers.core.stopping import Limits
 from solvers.solution import Solution
 
 
-def solve(
-    method: Method,
-    A: Any,
-    b: Any,
-    x0: Any,
-    settings: Any,
-    *,
-    narrow: Narrow | None = None,
-) -> Any:
+def solve(method: Method, A: Any, b: Any, x0: Any, settings: Any, narrow: Narrow | None = None) -> Any:
     """Checks the arguments, enters the matrix's basis, solves, and leaves it. See `cg` for the arguments.
 
     Args:
