@@ -158,3 +158,10 @@ def test_what_is_no_square_matrix_is_refused(make):
         make(jsf.from_scipy(sp.csr_array(np.ones((2, 3)))))
     with pytest.raises(ValueError, match="got function"):
         make(jacobi)
+
+
+def test_jacobi_of_a_matrix_is_one_program(compiled):
+    A = jsf.from_scipy(jsf.gallery.poisson(43, dim=1), "ell")
+    before = compiled()
+    jacobi(A)
+    assert compiled() - before == 1
