@@ -327,7 +327,7 @@ def _factored(
                 f"{maker} factored A + {alpha:g}·diag(A), so far from A that M may be worse than none; compare with "
                 "jacobi or block_jacobi",
                 RuntimeWarning,
-                stacklevel=6,
+                stacklevel=5,
             )
         # The values of A itself from those of scale·A·scale: no scaling is left to apply.
         N, D = N * scale[below.indices] / scale[of_left], scale**2 / D

@@ -260,7 +260,7 @@ def _level(A: Any, degree: int, dtype: Any, fetched: bool, made: _device_hierarc
     _check_fits(made.largest, dtype, k)
     if fetched:
         return Level(S.to_scipy(), R.to_scipy(), P.to_scipy(), np.asarray(inverse), step.recurrence)
-    return _on_device(step, None if k else _shared(A), dtype, k)
+    return _on_device(step, A, dtype, k)
 
 
 @arguments.door
@@ -297,11 +297,6 @@ def _stored(A: Any, dtype: Any) -> Any:
     return floating_dtype(A.dtype, "A") if dtype is None else requested_dtype(dtype)
 
 
-def _shared(A: Any) -> Any:
-    """The user's matrix if it serves as the finest level, else None."""
-    return A if isinstance(A, SparseMatrix) and A.basis.perm is None else None
-
-
 def _built(
     A: Any,
     S: Any,
@@ -322,7 +317,7 @@ def _built(
         _check_fits(largest, stored, k)
         if spread is not None and spread.takes(step, k):
             return spread(step, k)
-        return _on_device(step, None if k else _shared(A), stored, k)
+        return _on_device(step, A, stored, k)
 
     if spread is not None and start is not None:
         start = start._replace(levels=[keep(level, k) for k, level in enumerate(start.levels)])
@@ -341,7 +336,7 @@ def _examined(M: Multigrid, definite: bool) -> Multigrid:
             f"this multigrid cycle diverges: the error grows by a factor of {rate:.3g} a cycle, so that only gmres may "
             "gain from it. For an indefinite or strongly convective A take incomplete_lu, or more smoothing by degree=",
             RuntimeWarning,
-            stacklevel=5,
+            stacklevel=4,
         )
     return M
 
@@ -370,11 +365,11 @@ def _check_fits(largest: tuple[float, float], dtype: Any, k: int) -> None:
     checks.fits(largest[1], dtype, f"the inverse diagonal of level {k}")
 
 
-def _on_device(step: Level, given: Any, dtype: Any, k: int) -> Level:
-    """A level on the device, from one with matrices of SciPy, or with CSR on the device.
+def _on_device(step: Level, users: Any, dtype: Any, k: int) -> Level:
+    """Level k on the device, from one with matrices of SciPy, or with CSR on the device.
 
     Args:
-      given: the user's matrix if it serves as this level, else None.
+      users: their matrix, which serves as the finest level itself if it is ours and sorts no rows.
     """
     wide = jnp.promote_types(dtype, jnp.float32)
 
@@ -385,7 +380,8 @@ def _on_device(step: Level, given: Any, dtype: Any, k: int) -> Level:
             return S if S.name == format else S.asformat(format)
         return from_scipy(scipy.sparse.csr_array(S), format, dtype)
 
-    A = store(step.A, None if k else "auto") if given is None else given
+    serves = k == 0 and isinstance(users, SparseMatrix) and users.basis.perm is None
+    A = users if serves else store(step.A, None if k else "auto")
     A = A if A.dtype == dtype else A.astype(dtype)
     R, P = store(step.R), store(step.P)
     narrow = jnp.finfo(wide).dtype

@@ -192,5 +192,6 @@ def test_it_shifts_where_the_triangular_solves_would_diverge_first():
 
 def test_a_shift_that_leaves_little_of_the_matrix_is_named():
     S = np.random.default_rng(0).standard_normal((60, 60)) + 3 * np.eye(60)
-    with pytest.warns(RuntimeWarning, match=r"factored A \+ [\d.]+·diag\(A\), so far from A"):
+    with pytest.warns(RuntimeWarning, match=r"factored A \+ [\d.]+·diag\(A\), so far from A") as caught:
         assert incomplete_lu(jsf.from_dense(S, "csr"), solve_sweeps=3).shift > 1
+    assert caught[0].filename == __file__
