@@ -77,12 +77,10 @@ def sweep(what: Pass, numbers: tuple[Number, ...], vectors: tuple[Array, ...]):
         return plain_sweep(what, numbers, vectors)
     flat = [a.summands if isinstance(a, Parts) else jnp.asarray(a) for a in numbers]
     shapes = jax.eval_shape(functools.partial(_sweep, counts=len(flat), what=what, backend="xla"), *flat, *vectors)
-    counts = len(shapes[0]), len(shapes[1])
-    out = sweep_p.bind(
-        *mesh_axes.varying((*flat, *vectors)), counts=len(flat), what=what, backend=selection.in_use.value
-    )
-    new, scalars, sums = out[: counts[0]], out[counts[0] : sum(counts)], out[sum(counts) :]
-    return tuple(new), tuple(scalars), tuple(map(Parts, sums))
+    backend = selection.in_use.value
+    out = sweep_p.bind(*mesh_axes.varying((*flat, *vectors)), counts=len(flat), what=what, backend=backend)
+    new, scalars, sums = jax.tree.unflatten(jax.tree.structure(shapes), out)
+    return new, scalars, tuple(map(Parts, sums))
 
 
 def plain_sweep(what: Pass, numbers: tuple[Number, ...], vectors: tuple[Array, ...]):

@@ -215,8 +215,7 @@ class CSR5(ByEntries):
         size, n_tiles = lanes * depth, segments.tiles(lanes * depth)
         building.check_memory(cls.name, n_tiles * size, csr, target, index=4 + 4 / depth)
         order, csr = csr5_tiles.hot_first(csr, hot)
-        dealt = csr5_tiles.arrays_of(csr, segments, n_tiles, shape, target.dtype)
-        values, most_rows, most_hops, index = dealt
+        values, most_rows, most_hops, index = csr5_tiles.arrays_of(csr, segments, n_tiles, shape, target.dtype)
         index |= {"long_rows": segments.cut, "piece_ptr": segments.piece_ptr, "col_order": order}
         sizes = {
             "n_pieces": segments.lengths.shape[0] - csr.shape[0],

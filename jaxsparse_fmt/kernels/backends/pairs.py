@@ -105,13 +105,9 @@ class InPairs:
         return jax.tree.map(lambda part: self._d.sum_threads(part, n, stride), value)
 
 
-def real_struct(a: Any) -> jax.ShapeDtypeStruct:
+def real_struct(a: Any, kind: Any = jax.ShapeDtypeStruct) -> Any:
     """The flat real array whose memory a flat array is."""
-    return jax.ShapeDtypeStruct(*_real(a))
-
-
-def _real(a: Any) -> tuple[tuple[int], Any]:
-    return (reals(a.dtype) * a.size,), jnp.finfo(a.dtype).dtype if is_complex(a) else a.dtype
+    return kind((reals(a.dtype) * a.size,), jnp.finfo(a.dtype).dtype if is_complex(a) else a.dtype)
 
 
 def on_reals(
@@ -158,7 +154,7 @@ def _lower(ctx, *operands, run, out):
             part = ir.ComplexType(ir.RankedTensorType(operand.type).element_type).element_type
             real = ir.RankedTensorType.get([2 * ctx.avals_in[i].size], part)
             views[i] = builtin.UnrealizedConversionCastOp([real], [operand]).results[0]
-    avals_in, avals_out = ([ShapedArray(*_real(a)) for a in avals] for avals in (ctx.avals_in, ctx.avals_out))
+    avals_in, avals_out = ([real_struct(a, ShapedArray) for a in avals] for avals in (ctx.avals_in, ctx.avals_out))
     given = [views.get(i, operand) for i, operand in enumerate(operands)]
     results = mlir.lower_fun(run, multiple_results=True)(ctx.replace(avals_in=avals_in, avals_out=avals_out), *given)
     for i, view in views.items():
