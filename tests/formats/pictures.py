@@ -26,8 +26,8 @@ RAGGED.data[:] = np.arange(1, RAGGED.nnz + 1)
 LONGER = np.sum(LENGTHS[:, None] > np.arange(40), axis=0)  # rows longer than j, for every j
 
 
-def stored(format: str, value: int = 8, matrix: sp.csr_array = RAGGED, **layout) -> Any:
-    return jsf.from_scipy(matrix, format, dtype=f"float{8 * value}", **layout)
+def stored(format: str, matrix: sp.csr_array = RAGGED, **layout) -> Any:
+    return jsf.from_scipy(matrix, format, **layout)
 
 
 def drawn_matrix(format: str) -> sp.csr_array:
