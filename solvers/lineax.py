@@ -172,12 +172,11 @@ class _Solver(lx.AbstractLinearSolver):
             A, b = _negative(A), -b
         # What is not given is left to the method, which has its own defaults.
         given = ({} if y0 is None else {"x0": ravel_pytree(y0)[0]}) | ({} if M is None else {"M": M})
-        if self.method is direct:
-            if given:
-                option = "preconditioner" if "M" in given else "y0"
-                raise TypeError(f"direct takes no {option}: leave it out of the options")
-            if is_function(A):
-                raise TypeError("Krylov(direct) needs a SparseOperator, whose entries it factors")
+        if refused := given.keys() - inspect.signature(self.method).parameters:
+            option = "preconditioner" if "M" in refused else "y0"
+            raise TypeError(f"{getattr(self.method, '__name__', 'it')} takes no {option}: leave it out of the options")
+        if self.method is direct and is_function(A):
+            raise TypeError("Krylov(direct) needs a SparseOperator, whose entries it factors")
         sol = self.method(A, b, **given, **self.settings)
         stats = {"num_steps": sol.n_iterations, "residual_norm": sol.residual_norm, "status": sol.code}
         stats |= {"max_steps": self.settings.get("maxiter")}  # as lineax's own solvers do
