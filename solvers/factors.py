@@ -133,10 +133,8 @@ def made(A: Any, recipe: Recipe, maker: str, symmetric: bool | None = None) -> A
 
 
 def _checked(A: Any, maker: str) -> Any:
-    n = checks.square(A, maker)
+    checks.square(A, maker, 1)
     checks.on_one_device(A, maker)
-    if n == 0:
-        raise ValueError(f"{maker} needs a matrix with at least one row; got shape (0, 0)")
     return A
 
 

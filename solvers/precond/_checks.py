@@ -17,8 +17,8 @@ from jaxsparse_fmt.core.transposed import Transposed
 from solvers.core.operators import UserFunction, operator
 
 
-def square(A: Any, maker: str) -> int:
-    """The number of unknowns of a square matrix. ValueError, which names the maker: A is not square."""
+def square(A: Any, maker: str, least: int = 0) -> int:
+    """The number of unknowns of a square matrix. ValueError, which names the maker: not square, or too small."""
     shape = getattr(A, "shape", None)
     if isinstance(A, UserFunction) or (shape is None and callable(A)):
         given = A.user if isinstance(A, UserFunction) else A
@@ -29,6 +29,8 @@ def square(A: Any, maker: str) -> int:
     if shape is None or len(shape) != 2 or shape[0] != shape[1]:
         cure = f". Pass M={maker}(A), not M={maker}" if shape is not None and len(shape) == 1 else ""
         raise ValueError(f"{maker} needs a square matrix; got {type(A).__name__ if shape is None else shape}{cure}")
+    if shape[0] < least:
+        raise ValueError(f"{maker} needs a matrix with at least one row; got shape (0, 0)")
     return shape[0]
 
 
@@ -139,8 +141,7 @@ def fits(largest: float, dtype: Any, what: str) -> None:
 
 def host(A: Any) -> Any:
     """A as a canonical CSR array of float64 or complex128, after all checks."""
-    if square(A, "multigrid") == 0:
-        raise ValueError("multigrid needs a matrix with at least one row; got shape (0, 0)")
+    square(A, "multigrid", 1)
     ours = isinstance(A, ScipyNames)
     if ours:
         untraced(A)

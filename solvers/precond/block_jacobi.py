@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jaxsparse_fmt._arguments import owned
+from jaxsparse_fmt._arguments import as_floating
 from jaxsparse_fmt._pytrees import brief, exportable, pytree
 from jaxsparse_fmt._tracing import is_traced, standard_promotion
 from jaxsparse_fmt.core.scipy_names import ScipyNames
@@ -101,8 +101,8 @@ def block_jacobi(A: Any, block_size: int) -> "BlockJacobi | Schwarz":
       >>> js.cg(A, b, M=js.precond.block_jacobi(A, 4)).success
       True
     """
-    n = checks.square(A, "block_jacobi")
-    b = min(arguments.int_at_least(block_size, "block_size", 1), max(n, 1))
+    n = checks.square(A, "block_jacobi", 1)
+    b = min(arguments.int_at_least(block_size, "block_size", 1), n)
     if checks.is_transpose(A):
         return block_jacobi(A.T, b).T
     if not isinstance(A, (ScipyNames, jax.Array, np.ndarray)):
@@ -126,7 +126,7 @@ def _diagonal_blocks(A: Any, b: int) -> Array:
     n_blocks = -(-n // b)
     index = jnp.arange(n_blocks * b).reshape(n_blocks, b)
     if isinstance(A, (jax.Array, np.ndarray)):
-        blocks = owned(A).at[index[:, :, None], index[:, None, :]].get(mode="fill", fill_value=0)
+        blocks = as_floating(A, "A").at[index[:, :, None], index[:, None, :]].get(mode="fill", fill_value=0)
     else:
         row, col, _, value = A.entries()
         blocks = _gathered(row, col, value, col < n, n_blocks, b)

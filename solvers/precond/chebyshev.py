@@ -133,7 +133,7 @@ def chebyshev(A: Any, degree: int = 4, bounds: Any = None, M: Any = None) -> Che
       >>> js.cg(A, b, M=js.precond.chebyshev(A)).success
       True
     """
-    n = checks.square(A, "chebyshev")
+    n = checks.square(A, "chebyshev", 1)
     degree = arguments.int_at_least(degree, "degree", 0)
     A, M = checks.storable(A, n, "A"), None if M is None else checks.storable(M, n, "M")
     ends = None if bounds is None else _positive_interval(bounds, "bounds")

@@ -22,7 +22,7 @@ import scipy
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 
-from jaxsparse_fmt._arguments import owned
+from jaxsparse_fmt._arguments import as_floating
 from jaxsparse_fmt._dtypes import floating_dtype
 from jaxsparse_fmt._pytrees import brief, exportable, pytree
 from jaxsparse_fmt._tracing import concrete, is_traced, standard_promotion
@@ -32,7 +32,7 @@ from jaxsparse_fmt.core.scipy_names import ScipyNames
 from jaxsparse_fmt.kernels.cpu import aggregation
 from solvers.core import arguments
 from solvers.core.diagonal import operand
-from solvers.core.operators import described
+from solvers.core.operators import described, refuse_scipy
 from solvers.core.space import outside
 from solvers.core.vectors import dot, matmul, ratio, times
 from solvers.precond import _checks as checks
@@ -125,15 +125,11 @@ def coarse_space(A: Any, W: Any, M: Any = None) -> CoarseSpace:
       >>> js.cg(A, b, M=js.precond.coarse_space(A, W)).success
       True
     """
-    if callable(A):
-        raise ValueError(
-            f"a coarse space needs a square matrix; got {type(A).__name__}. Beside a function A pass "
-            "M=precond.coarse_space(matrix, W)"
-        )
     n = checks.square(A, "coarse_space")
+    refuse_scipy(A, "A")
     is_sparse, is_sharded = scipy.sparse.issparse(W) or isinstance(W, ScipyNames), checks.is_sharded(A)
     given = W
-    W = W if is_sparse else owned(W)
+    W = W if is_sparse else as_floating(W, "W")
     if len(W.shape) != 2 or W.shape[0] != n or not 1 <= W.shape[1] <= n:
         raise ValueError(f"W must hold one row an unknown, shape ({n}, m) with m from 1 to {n}; got {tuple(W.shape)}")
     if W.shape[1] > LARGEST:

@@ -135,7 +135,12 @@ def schwarz(A: Any, local: Callable[[Any], Any] = ilu, overlap: int = 0) -> Schw
     A._agree(overlap=overlap, local=getattr(local, "__name__", type(local).__name__))
     over, mesh, halo = A.range.over, A.range.over.mesh, A.shards.halo if overlap else Exchange()
     blocks = _blocks(A, halo)
-    made = of_each(lambda k: _without_matrix(local(from_scipy(blocks[k], dtype=A.dtype))), blocks, mesh)
+
+    def of_block(S: Csr) -> Any:
+        M = checks.storable(local(from_scipy(S, dtype=A.dtype)), S.shape[0], "what local makes of a block")
+        return dataclasses.replace(M, A=None) if isinstance(M, factors.Inverse) else M
+
+    made = of_each(lambda k: of_block(blocks[k]), blocks, mesh)
     request = Request(mesh, "overlap", "auto", {}, Target(np.dtype(A.dtype), A.backend, None))
     return Schwarz(over.spread(_alike(made, request)), halo, A.domain, over, (schwarz, local, overlap))
 
@@ -179,10 +184,6 @@ def _names(A: Any, halo: Exchange) -> Array:
 
 
 # ------------------------------------------------------------------------------------------------ one shape for all
-
-
-def _without_matrix(M: Any) -> Any:
-    return dataclasses.replace(M, A=None) if isinstance(M, factors.Inverse) else M
 
 
 def _alike(made: dict[int, Any], request: Request) -> dict[int, Any]:

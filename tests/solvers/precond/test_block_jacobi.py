@@ -29,6 +29,7 @@ def test_takes_a_dense_array_and_a_transposed_view():
     S = unsymmetric()
     want = inverse_of_blocks(S.toarray(), 7)
     assert_near(dense(block_jacobi(S.toarray(), 7)), want)
+    assert_near(dense(block_jacobi(np.diag([1, 2, 3]), 2)), np.diag([1, 1 / 2, 1 / 3]))
     assert_near(dense(block_jacobi(jnp.asarray(S.toarray()), 7)), want)
     assert_near(dense(block_jacobi(jsf.from_scipy(S, "csr").T, 7)), want.T)
 
