@@ -244,7 +244,7 @@ def first_success(
         longest = max((trial, *queue), key=lambda other: other.set_up)
         if facts.tries and longest.set_up > LONGEST and (trial.taken or trial is longest):  # no other way is new
             text = f"solve: what is left is {longest}; interrupt it if that is too long, or give a preconditioner M"
-            warnings.warn(text, RuntimeWarning, stacklevel=2)
+            warnings.warn(text, RuntimeWarning, stacklevel=4)
         if best is not None and (trial.taken or way.M in ("multigrid", "ilu")):
             start = jax.lax.stop_gradient(best.x)
         try:
