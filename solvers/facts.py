@@ -125,8 +125,10 @@ class NotFinite(Exception):
 
 
 def check_finite(facts: Facts, b: Any, x0: Any) -> None:
-    """Raises NotFinite; of a function only b and x0 are known."""
-    arrays = [(a, None) for a in jax.tree.leaves(facts.A) if jnp.issubdtype(jnp.result_type(a), jnp.inexact)]
+    """Raises NotFinite if A is a matrix, and its values are known."""
+    if facts.kind == "function" or not facts.tries:
+        return
+    arrays = [(a, None) for a in jax.tree.leaves(facts.A) if jnp.issubdtype(a.dtype, jnp.inexact)]
     arrays += [(arguments.still(v), 0) for v in (b, x0) if v is not None]
     wrong = functools.reduce(np.logical_or, [~np.asarray(jnp.all(jnp.isfinite(a), axis)) for a, axis in arrays])
     if np.any(wrong):

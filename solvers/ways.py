@@ -259,8 +259,7 @@ def first_success(
                 refusal = error
         if sol is None:
             status = refusal.status if isinstance(refusal, SolverError) else None
-            if status is Status.NON_FINITE:
-                check_finite(facts, b, x0)
+            check_finite(facts, b, x0)
             tried.append(f"{trial}: refused, {status or str(refusal).partition(';')[0]}")
             if status is Status.SINGULAR and way.M == "factors":
                 is_singular, queue, stages = True, [], stages[-1:]
@@ -268,7 +267,7 @@ def first_success(
         if not facts.tries:
             return _telling(sol, way.name, *tried, str(trial))
         code = np.asarray(sol.code)  # on the host: `success` would take 30 µs
-        if facts.kind != "function" and np.any(code == Status.NON_FINITE):
+        if np.any(code == Status.NON_FINITE):
             check_finite(facts, b, x0)
         status, steps = Status(int(np.max(code))), int(np.max(np.asarray(sol.n_iterations)))
         is_left = status is Status.MAXITER and 0 < steps < (_most(trial, facts, rest) or 0)

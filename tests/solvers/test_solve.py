@@ -17,6 +17,7 @@ import jaxsparse_fmt as jsf
 from solvers import Status, direct, factorized, precond, solve
 from solvers.host import Host
 from solvers.ways import SMALL
+from tests.distributed.problems import MESH
 from tests.marks import deep
 from tests.oracle import assert_derivatives_agree
 from tests.solvers import real
@@ -195,8 +196,9 @@ def test_a_few_long_rows_leave_the_factors_small():
     assert solve(A, b).method == "direct"
 
 
-def test_a_nan_is_found_at_once():
-    A = jsf.from_scipy(tridiagonal())
+@pytest.mark.parametrize("spread", [False, True])
+def test_a_nan_is_found_at_once(spread):
+    A = jsf.shard(tridiagonal(), MESH) if spread else jsf.from_scipy(tridiagonal())
     wrong = A.with_data(A.data.at[3].set(np.nan)), np.ones(N)
     for sol in (solve(*wrong), solve(A, np.full(N, np.inf)), solve(A, np.ones(N), np.full(N, np.nan))):
         assert sol.status is Status.NON_FINITE and len(sol.tried) == 1 and np.all(np.asarray(sol.x) == 0)
