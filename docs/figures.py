@@ -312,16 +312,17 @@ def factors() -> Iterator[str]:
     ratio = {"matrices": "d", "at most 1.15": "d", "median": ".2f", "largest": ".2f"}
     yield from of_keys(rows_of("factors_cpu", section="ratios"), "{A} matrices", " | ".join(ratio), **ratio)
     yield ""
-    rows = rows_of("determinants_cpu", section="determinants")
+    rows = rows_of("factors_cpu", section="determinants")
     yield from of_keys(rows, "{problem}", "`logdet` | its gradient", value=",.0f", gradient=",.0f")
 
 
 def factors_on_a_gpu() -> Iterator[str]:
     """Milliseconds of solves with new values; empty where SuperLU takes too long."""
-    sides = {"spineax": "spineax alone", "cudss": '"cudss"', "superlu": '"superlu"'}
+    sides = {"analysed anew": "cuDSS, analysed in each call", "spineax": "cuDSS alone", "cudss": '"cudss"'}
+    sides |= {"not in jit": '"cudss" outside of jit', "superlu": '"superlu"'}
 
     def cell(row: Row, key: str) -> str:
-        return f"{row[key]:.0f}" if key in row else ""
+        return format(row[key], ".3g") if key in row else ""
 
     rows = rows_of("factors_gpu", section="cudss")
     return table(" | ".join(sides.values()), ((row["problem"], *(cell(row, key) for key in sides)) for row in rows))
@@ -376,7 +377,7 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "suite on a CPU": sourced(lambda: by_class(rows_of("suite_cpu")), "spmv", "suite_cpu"),
     "algebra": sourced(lambda: algebra("algebra_cpu", "cpu", *ON_A_CPU), "algebra", "algebra_cpu"),
     "stages on a GPU": sourced(stages, "device", "device_h100"),
-    "factors": sourced(factors, "factors", "factors_cpu", "determinants_cpu"),
+    "factors": sourced(factors, "factors", "factors_cpu"),
     "factors on a GPU": sourced(factors_on_a_gpu, "factors", "factors_gpu"),
     "first calls": sourced(first_calls, "first_calls", "first_calls_cpu"),
     "starts": sourced(starts, "first_calls", "first_calls_cpu"),
