@@ -1,6 +1,5 @@
 """Builds a sharded matrix from a matrix on the host, or from rows that each process makes for its own devices."""
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -126,24 +125,23 @@ def shard_from_rows(
     axis, parts, mesh = _axis_and_mesh(mesh, axis)
 
     def prepared() -> dict[str, Any]:
-        stored, size = None if dtype is None else requested_dtype(dtype), whole_number("n", n)
-        target = Target(stored or np.dtype(float), backend, max_bytes)
-        request = Request(mesh, mode, format, layout, target)
-        return {"n": size, "dtype": stored, "axis": axis, "request": request, "starts": _cuts(starts, size, parts)}
+        size = whole_number("n", n)
+        cuts = _cuts(starts, size, parts)
+        stored = checked(rows_of(0, 0), None, backend)[1].dtype if dtype is None else requested_dtype(dtype)
+        request = Request(mesh, mode, format, layout, Target(stored, backend, max_bytes))
+        return {"n": size, "axis": axis, "request": request, "starts": cuts}
 
     given = agree(prepared, mesh)
-    n, cuts, stored = given["n"], given["starts"], given["dtype"]
+    n, cuts, request = given["n"], given["starts"], given["request"]
 
-    def block(start: int, stop: int) -> Csr:
-        csr, _ = checked(rows_of(start, stop), stored, backend)
+    def rows(k: int) -> Csr:
+        start, stop = cuts[k : k + 2].tolist()
+        csr, _ = checked(rows_of(start, stop), request.target.dtype, backend)
         if csr.shape != (stop - start, n):
             raise ValueError(f"rows_of({start}, {stop}) must give a matrix {(stop - start, n)}; got {csr.shape}")
         return csr
 
-    if stored is None:
-        stored = agree(lambda: {"dtype": checked(rows_of(0, 0), None, backend)[1].dtype}, mesh)["dtype"]
-    request = dataclasses.replace(given["request"], target=Target(stored, backend, max_bytes))
-    return assemble(lambda k: block(int(cuts[k]), int(cuts[k + 1])), cuts, cuts, axis, request)
+    return assemble(rows, cuts, cuts, axis, request)
 
 
 def _cuts(starts: Any, n: int, parts: int) -> np.ndarray:
