@@ -1,8 +1,9 @@
-"""Every public function shows an example in its docstring, which runs as printed."""
+"""Every public function has an example in its docstring, and every public name one in docs/reference.md; all run."""
 
 import doctest
 import inspect
 import pathlib
+import re
 
 import jax
 import numpy as np
@@ -20,6 +21,18 @@ FUNCTIONS = {
     for name in names.split()
     if not isinstance(getattr(module, name), type)
 }
+
+
+PAGE = (assemble.ROOT / "docs/reference.md").read_text(encoding="utf-8")
+CODE = "\n".join(re.findall(r"```pycon\n(.*?)```", PAGE, re.DOTALL))
+
+
+def test_every_public_name_occurs_in_an_example_of_the_page():
+    run = "\n".join(re.findall(r"^(?:>>>|\.\.\.) (.*)$", CODE, re.MULTILINE))
+    pinned = (assemble.ROOT / "tests/public_api.txt").read_text(encoding="utf-8").splitlines()
+    last = {re.match(r"[\w.]+", line)[0].rpartition(".")[2] for line in pinned if line}
+    by_signs = {name for name in last if name.startswith("__")}  # operators, which examples use by their signs
+    assert sorted(name for name in last - by_signs if not re.search(rf"\b{name}\b", run)) == []
 
 
 def test_every_public_function_has_an_example_and_describes_its_arguments_only():
@@ -45,8 +58,8 @@ def names(tmp_path_factory):
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_the_example_of_a_function_runs_as_printed(name, names, capsys):
-    text = inspect.getdoc(FUNCTIONS[name]) or ""
-    example = doctest.DocTestParser().get_doctest(text, dict(names), name, None, 0)
+@pytest.mark.parametrize("name", [*FUNCTIONS, "docs/reference.md"])
+def test_an_example_runs_as_printed(name, names, capsys):
+    text, known = (inspect.getdoc(FUNCTIONS[name]) or "", dict(names)) if name in FUNCTIONS else (CODE, {})
+    example = doctest.DocTestParser().get_doctest(text, known, name, None, 0)
     assert example.examples and doctest.DocTestRunner(verbose=False).run(example).failed == 0, capsys.readouterr().out

@@ -152,6 +152,7 @@ TYPES = [
     (cg, (E, ONES), {"rtol": None}, "rtol must be one real number; got None"),
     (cg, (E, ONES), {"callback": 3}, "callback must be a function or None; got 3"),
     (cg, (doubled, TREE), {"callback": 0}, "callback must be a function or None; got 0"),
+    (cg, (A, B), {"M": "auto"}, r"take solve\(A, b\)"),
     (cg, (E, ONES), {"M": 1j * ONES}, "drop its imaginary part; make b complex"),
     (cg, (E, ONES), {"one_reduction": "piped"}, "must be True or False; got 'piped'"),
     (cg, (spla.aslinearoperator(E), ONES), {}, "LinearOperator as a function"),
@@ -199,3 +200,35 @@ def test_is_a_bad_argument_refused_in_words(error, solver, arguments, options, w
 def test_is_an_unknown_keyword_told_what_there_is(name, keyword, told):
     with pytest.raises(TypeError, match=rf"{name} has no keyword '{keyword}'.*{told}"):
         getattr(solvers, name)(E, ONES, **{keyword: 1e-3})
+
+
+# What users of other libraries call preconditioners, and what they are called here.
+METHODS = ["cg", "fcg", "minres", "gmres", "bicgstab", "idrs", "refine", "solve"]
+WORDS = {
+    "jacobi": "jacobi",
+    "Jacobi": "jacobi",
+    "diagonal": "jacobi",
+    "amg": "multigrid",
+    "mg": "multigrid",
+    "multigird": "multigrid",
+    "ic": "incomplete_cholesky",
+    "ichol": "incomplete_cholesky",
+    "ILU": "ilu",
+    "spilu": "ilu",
+    "block-jacobi": "block_jacobi",
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_is_a_preconditioner_named_by_a_word_answered_with_its_call(name):
+    for word, maker in WORDS.items():
+        assert callable(getattr(precond, maker))
+        with pytest.raises((TypeError, ValueError), match=rf"take M=precond\.{maker}\(A\)"):
+            getattr(solvers, name)(A, B, M=word)
+
+
+@pytest.mark.parametrize(("word", "name"), [("cg", "cg"), ("GMRES", "gmres"), ("bicgstb", "bicgstab")])
+def test_is_a_method_of_krylov_named_by_a_word_answered_with_the_function(word, name):
+    krylov = pytest.importorskip("solvers.lineax").Krylov
+    with pytest.raises(TypeError, match=rf"take Krylov\({name}\)"):
+        krylov(word)
