@@ -33,7 +33,7 @@ from solvers.solution import SolverError, Status
 LIBRARIES = {"cholmod": ("sparsax", "direct"), "klu": ("sparsax", "direct"), "cudss": ("spineax", "cudss")}
 PLATFORMS = {"sparsax": "cpu", "spineax": "gpu"}
 HEAVY = 1e9  # multiplications, of about a second, for which "auto" takes CHOLMOD
-TOKENS = 16  # of cuDSS, whose analyses new values may take over; spineax itself keeps eight factors
+TOKENS = 8  # of cuDSS, whose analyses new values may take over; spineax keeps as many factors
 _fitting = Kept(64)  # patterns whose factors fit into the memory
 _tokens: list[tuple[Any, int]] = []  # patterns, and names of tokens; the newest last
 _lock = threading.Lock()
@@ -124,11 +124,15 @@ def _by_cudss(F: LibraryFactors) -> LibraryFactors:
 
 
 def _taken(pattern: Any) -> int:
-    """The name of a token with the analysis of a pattern, which nobody else takes; 0, for which cuDSS makes one."""
+    """The name of a token with the analysis of a pattern, which nobody else takes; 0, for which cuDSS makes one.
+
+    The oldest: its factors are the last to be used again, by another thread for instance.
+    """
     with _lock:
-        for k in reversed(range(len(_tokens))):
-            if _tokens[k][0] == pattern:
-                return _tokens.pop(k)[1]
+        for k, (other, name) in enumerate(_tokens):
+            if other == pattern:
+                del _tokens[k]
+                return name
     return 0
 
 
