@@ -63,7 +63,8 @@ class ShardedAlgebra(ScipyNames):
                 "combine the matrices before `shard`. Patterns that are traced cannot be compared: inside jit take "
                 "A.with_data(A.data + B.data)"
             )
-        return with_values(self, tuple(f(a, b) for a, b in zip(_values(self), _values(other), strict=True)))
+        values = zip(*(of_blocks(M, _values_of) for M in (self, other)), strict=True)
+        return with_values(self, tuple(f(a, b) for a, b in values))
 
     def scale_rows(self, d: Any) -> Any:
         """diag(d)·A, of the same pattern; d is [n_rows]."""
@@ -120,12 +121,8 @@ def index_arrays(A: Any) -> list[Array]:
     return [a for a in jax.tree.leaves(A) if not any(a is other for other in others)]
 
 
-def _values(A: Any) -> tuple[Array, ...]:
-    """The values of all blocks, [parts, n_stored], with every entry in its own place."""
-    return of_blocks(A, _values_of)
-
-
 def _values_of(block: Any) -> Array:
+    """The values [n_stored], with every entry in its own place."""
     return block.entries()[3]
 
 
