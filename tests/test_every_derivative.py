@@ -1,6 +1,8 @@
 """Every format under grad, vmap and jit, against dense arithmetic and differences."""
 
 import functools
+import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,7 @@ from jax.test_util import check_grads
 
 from tests.lowering import quick_jit
 from tests.marks import few
+from tests.oracle import assert_derivatives_agree
 from tests.zoo import CASES, FIRST_LAYOUTS, SORTED, Layout
 
 every_format = pytest.mark.parametrize("layout", few(FIRST_LAYOUTS, 4), ids=str)
@@ -40,22 +43,12 @@ def test_derivatives_to_second_order_agree_with_differences(layout, dtype, rng):
 
 @pytest.mark.parametrize("layout", few(FIRST_LAYOUTS, 2), ids=str)
 def test_mixed_second_derivatives_equal_those_of_the_dense_product(layout, rng):
-    case = IRREGULAR
-    A, (row, col) = layout.of(case.scipy()), case.places()
-    x, Y = jnp.asarray(rng.standard_normal((13, 2))), rng.standard_normal((17, 2))
-
-    def sparse(data, x):
-        return jnp.sum(Y * jnp.tanh(A.with_data(data) @ x / 8)) + jnp.sum((A.with_data(data).T @ Y) ** 2)
-
-    def dense(data, x):
-        a = jnp.zeros(case.shape).at[row, col].set(data)
-        return jnp.sum(Y * jnp.tanh(a @ x / 8)) + jnp.sum((a.T @ Y) ** 2)
-
-    def hessian(f):
-        return quick_jit(jax.jacfwd(jax.jacrev(f, (0, 1)), (0, 1)))
-
-    got, want = hessian(sparse)(A.data, x), hessian(dense)(A.data, x)
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-11, atol=1e-11), got, want)
+    A, (row, col) = layout.of(IRREGULAR.scipy()), IRREGULAR.places()
+    x, Y = rng.standard_normal((13, 2)), rng.standard_normal((17, 2))
+    both = lambda A, x: jnp.concatenate([A @ x, A.T @ Y])  # noqa: E731
+    ours = lambda data, x: both(A.with_data(data), x)  # noqa: E731
+    dense = lambda data, x: both(jnp.zeros(IRREGULAR.shape).at[row, col].set(data), x)  # noqa: E731
+    assert_derivatives_agree(ours, dense, A.data, x, rtol=1e-11)
 
 
 @every_format
@@ -128,9 +121,6 @@ def test_another_matrix_of_the_same_layout_shape_does_not_recompile(layout, rng)
 
 def largest_intermediate(f, *args) -> int:
     """Elements of the largest array in the program that XLA gets, whatever loop it is in."""
-    import math
-    import re
-
     text = jax.jit(f).lower(*args).as_text()
     shapes = re.findall(r"tensor<((?:\d+x)+)[a-z]", text)
     assert "stablehlo.while" in text or "stablehlo.gather" in text  # the lowering is in there
