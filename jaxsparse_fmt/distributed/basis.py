@@ -210,34 +210,31 @@ class ShardedBasis(EnteredBasis):
 
 @jax.jit
 def _enter(basis: ShardedBasis, x: Array) -> Array:
-    over = basis.over
+    def entered(basis: ShardedBasis, x: Array) -> Array:
+        return _moved(basis, jnp.pad(x, ((0, basis.over.even.places - x.shape[0]), *((0, 0),) * (x.ndim - 1))), True)
 
-    def in_pieces(basis: ShardedBasis, x: Array) -> Array:
-        x = jnp.pad(x, ((0, over.even.places - x.shape[0]), *((0, 0),) * (x.ndim - 1)))
-        if basis.route is not None:
-            return over.each(Route.piece, basis.route, x)
-        if basis.n == basis.places:  # pieces are even blocks
-            return constrained(x, over)
-        return over.each(lambda _, x: recut(x, over.even, over), (), x)
-
-    return over.by_xla(in_pieces, (basis, x), mesh_axes.spec_like(x, over.axis))
+    return basis.over.by_xla(entered, (basis, x), mesh_axes.spec_like(x, basis.over.axis))
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3))
 def _leave(basis: ShardedBasis, y: Array, explicit: Any, padded: bool) -> Array:
-    over = basis.over
-
-    def in_blocks(basis: ShardedBasis, y: Array) -> Array:
-        if basis.route is not None:
-            x = over.each(functools.partial(Route.block, m=over.even.size), basis.route, y)
-        elif basis.n == basis.places:
-            x = constrained(y, over)
-        else:
-            x = over.each(lambda _, y: recut(y, over, over.even), (), y)
+    def left(basis: ShardedBasis, y: Array) -> Array:
+        x = _moved(basis, y, False)
         x = x if padded else x[: basis.n]
-        return constrained(x, over) if padded or basis.has_even_blocks else x
+        return constrained(x, basis.over) if padded or basis.has_even_blocks else x
 
-    return over.by_xla(in_blocks, (basis, y), mesh_axes.spec_like(y, explicit))
+    return basis.over.by_xla(left, (basis, y), mesh_axes.spec_like(y, explicit))
+
+
+def _moved(basis: ShardedBasis, x: Array, inward: bool) -> Array:
+    """From even blocks into pieces, or back."""
+    over = basis.over
+    if basis.route is not None:
+        return over.each(Route.piece if inward else functools.partial(Route.block, m=over.even.size), basis.route, x)
+    if basis.n == basis.places:  # the pieces are even blocks
+        return constrained(x, over)
+    ends = (over.even, over) if inward else (over, over.even)
+    return over.each(lambda _, a: recut(a, *ends), (), x)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
