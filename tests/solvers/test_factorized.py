@@ -16,6 +16,7 @@ from solvers import SolverError, Status, direct, factorized, gmres, refine, supe
 from solvers.precond import ilu
 from tests.lowering import quick_jit
 from tests.marks import deep
+from tests.oracle import assert_derivatives_agree
 
 N = 30
 RHS = np.random.default_rng(2).standard_normal(N)
@@ -91,19 +92,7 @@ def test_a_matrix_that_is_an_argument_of_a_jitted_function_is_factored_at_run_ti
 
 @ways
 def test_first_and_second_derivatives_are_those_of_a_dense_solve(way):
-    loss = lambda f: lambda data, b: jnp.sum(jnp.sin(f(data, b)))  # noqa: E731
-    v = np.random.default_rng(3).standard_normal(DATA.size)
-
-    def both(f):
-        def of(data, b):
-            along = lambda data: jax.grad(loss(f), (0, 1))(data, b)  # noqa: E731
-            return jax.jvp(along, (data,), (v,))
-
-        return of
-
-    got, want = jax.jit(both(way))(DATA, RHS), both(dense_solve)(jnp.asarray(DATA), RHS)
-    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        np.testing.assert_allclose(g, w, rtol=0, atol=1e-9 * np.abs(w).max())
+    assert_derivatives_agree(way, dense_solve, DATA, RHS, rtol=1e-9)
 
 
 @ways
