@@ -9,7 +9,7 @@ import scipy.sparse
 import jaxsparse_fmt as jsf
 from tests.lowering import quick_jit
 from tests.marks import few
-from tests.oracle import assert_close, assert_product, draw, faces, magnitude, wide
+from tests.oracle import assert_close, assert_product, assert_same_storage, draw, faces, magnitude, wide
 from tests.zoo import ALL, CASES, FIRST_LAYOUTS, LAYOUTS, PAIRS, SORTED, Layout
 
 # Compilation takes nearly all the time here, so functions are compiled at module level and shared between tests, and
@@ -200,8 +200,7 @@ def test_repr_is_one_short_line(layout):
 def test_layout_rebuilds_the_same_storage(layout):
     A = layout.of(IRREGULAR.scipy())
     B = jsf.from_scipy(IRREGULAR.scipy(), A.name, **A.layout)
-    assert jax.tree.structure(A) == jax.tree.structure(B)
-    jax.tree.map(np.testing.assert_array_equal, A, B)
+    assert_same_storage(B, A)
 
 
 @every_format
