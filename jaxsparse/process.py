@@ -49,12 +49,12 @@ def run(command: Callable[[], int]) -> NoReturn:
         complain("interrupted")
         code = INTERRUPTED
     is_done.set()
-    for name in ("stdout", "stderr"):
+    for stream in (sys.stdout, sys.stderr):
         try:
-            print(end="", file=getattr(sys, name), flush=True)
+            print(end="", file=stream, flush=True)
         except OSError as error:  # Python flushes again when it ends, and would fail again
-            os.dup2(os.open(os.devnull, os.O_WRONLY), getattr(sys, name).fileno())
-            if name == "stdout" and code != 2:  # with 2 the command has printed an error already
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            if stream is sys.stdout and code != 2:  # with 2 the command has printed an error already
                 complain(f"standard output: {error.strerror}")
                 code = 2
     sys.exit(code)
