@@ -197,6 +197,7 @@ def _undefined(tangent: Array) -> Array:
 linear_solve_p = Primitive("linear_solve")
 linear_solve_p.multiple_results = True
 linear_solve_p.def_impl(_compute)
+linear_solve_p.to_lojax = _compute  # since JAX 0.11 `custom_root`, which A may call, is a primitive of a higher level
 linear_solve_p.def_effectful_abstract_eval(lambda *avals, rules, program: (program.out_avals, program.effects))
 ad.primitive_jvps[linear_solve_p] = standard_promotion(_jvp)
 ad.primitive_transposes[linear_solve_p] = standard_promotion(_transpose)
