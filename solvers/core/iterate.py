@@ -27,6 +27,7 @@ from solvers.core.scaling import Map, unit_of
 from solvers.core.space import Space
 from solvers.core.stopping import RUNNING, Best, End, Last, Limits, Loop, Now, Outer, is_taken, recorded
 from solvers.core.vectors import anyone, squares
+from solvers.solution import Status
 
 State = TypeVar("State", Loop, Outer)
 FAR = 1024  # times b: an x0 with a residual of that size is not used
@@ -224,6 +225,8 @@ def run(space: Space, method: Method, options: Options, system: System) -> tuple
         is_better = failed & (other_norm < norm)
         norm, found = jnp.where(is_better, other_norm, norm), jnp.where(is_better, other, found)
     code, Ax_norm = diagnosed(rule, outer, found, norm)
+    if options.dtype is not None:  # a start that is not finite is no fault of the narrow type
+        code = jnp.where(failed & ~jnp.isfinite(size), jnp.int32(Status.NON_FINITE), code)
     norms = outer.norms if outer.norms is None else jnp.where(outer.norms < 0, outer.norms, outer.norms * unit)
     return found * unit, End(outer.k, norm * unit, code, norms, Ax_norm * unit, b_norm * unit)
 

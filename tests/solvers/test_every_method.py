@@ -160,7 +160,7 @@ def test_plain_endings_have_their_status(case: Case, spoil, options, status):
     assert sol.iterations <= options.get("maxiter", 0) or status is Status.NON_FINITE
 
 
-@one_method
+@one_solver
 def test_a_nan_in_x0_is_reported_and_not_returned(case: Case):
     S, b = case.system()
     for right in (b, b * np.nan):
