@@ -25,14 +25,9 @@ Messages = dict[int, dict[int, Any]]  # by shard, then by the other shard
 def delivered(make: Callable[[], Messages], over: Distribution) -> Messages:
     """The messages to each shard of this process, by rising sender; all processes must call this.
 
-    They travel as bytes between one device of each process, in one round to the next process, one to that after it, and
-    so on; rounds without messages are left out.
-
-    Args:
-      make: returns the messages from each shard of this process, by receiver: any objects that can be pickled.
-
-    Raises:
-      What make() raises in one process, all processes raise.
+    make() returns those from each shard of this process, by receiver: any objects that can be pickled. They travel as
+    bytes between one device of each process, in one round to the next process, one to that after it, and so on; rounds
+    without messages are left out. What make() raises in one process, all processes raise.
     """
     made: Messages = {}
     packed: list[bytes] = []

@@ -120,12 +120,8 @@ class Halo:
 
 
 def plan(needs: dict[int, np.ndarray], over: Distribution, itemsize: int = 8) -> Halo:
-    """The plan by which every device receives the unknowns that it needs; all processes must call this.
-
-    Args:
-      needs: for each device of this process its halo, as from `needed`.
-      over: the pieces of x.
-      itemsize: bytes of an unknown.
+    """The plan by which every device receives the unknowns that it needs, of `itemsize` bytes, as from `needed` for each
+    device of this process; all processes must call this.
     """
     starts, parts = over.starts, len(over.counts)
     wanted = {k: by_owner(unknowns, starts) for k, unknowns in needs.items()}

@@ -45,11 +45,7 @@ def alone(mesh: Mesh) -> bool:
 def everyones(make: Callable[[], dict[int, Any]], mesh: Mesh) -> dict[int, Any]:
     """The union of the dicts by shard that make() gives in each process of the mesh, in rising order of shards.
 
-    All processes must call it.
-
-    Raises:
-      What make() raises in one process, all raise, so that none waits forever for one that has left.
-      ValueError: as `alone`.
+    All processes must call it. What make() raises in one, all raise, so that none waits for one that has left.
     """
     if alone(mesh):
         return dict(sorted(make().items()))
@@ -128,16 +124,9 @@ def agree(make: Callable[[], dict[str, Any]], mesh: Mesh) -> dict[str, Any]:
     mesh, all of which must call this: after the checks of arguments, any of which may raise in one process alone, and
     before the first program that runs on all processes, which would wait for the one that has raised.
 
-    Processes that disagree would wait for each other forever, or compute with parts of different matrices. They
-    exchange a digest, and the values in words only if digests differ.
-
-    Args:
-      make: returns by name arrays, CSR matrices, dataclasses of them, and objects with a `repr`. Of an array on
-        devices only dtype and shape are compared.
-
-    Raises:
-      ValueError: a value differs between two processes; all raise it.
-      What make() raises in one process, all raise.
+    make() returns by name arrays, CSR matrices, dataclasses of them, and objects with a `repr`. Of an array on devices
+    only dtype and shape are compared. Processes exchange a digest, and the values in words only if digests differ:
+    then all raise ValueError. What make() raises in one process, all raise.
     """
     if alone(mesh):
         return make()
