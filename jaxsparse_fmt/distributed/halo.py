@@ -120,8 +120,8 @@ class Halo:
 
 
 def plan(needs: dict[int, np.ndarray], over: Distribution, itemsize: int = 8) -> Halo:
-    """The plan by which every device receives the unknowns that it needs, of `itemsize` bytes, as from `needed` for each
-    device of this process; all processes must call this.
+    """The plan by which every device receives the unknowns that it needs, of `itemsize` bytes; all processes must call
+    this, each with what `needed` gives for its devices.
     """
     starts, parts = over.starts, len(over.counts)
     wanted = {k: by_owner(unknowns, starts) for k, unknowns in needs.items()}

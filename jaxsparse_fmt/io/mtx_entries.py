@@ -131,8 +131,9 @@ def passed(piece: bytes, head: Head, room: int) -> tuple[bytes, int, int] | None
 
 
 def _counted(text: np.ndarray) -> dict[bytes, int] | None:
-    """The count of each line, with 0 for its runs of digits; None for lines of many kinds, or longer than entries. In the
-    text digits are left out, and a byte after digits has 128 added.
+    """The count of each line, with 0 for its runs of digits; None for lines of many kinds, or longer than entries.
+
+    The text has no digits, and 128 added to a byte after digits.
     """
     if (blank := text == _BLANK).any():  # drop blanks after a blank, or at the start of a line
         text = text[~(blank & np.append(True, text[:-1] & 127 <= _BLANK))]
