@@ -70,7 +70,7 @@ class Factorized(factors.Inverse):
     @standard_promotion
     def logdet(self) -> tuple[Array, Array]:
         """The sign of det A (of a complex A det A / |det A|) and log|det A|, with derivatives as of `logdet`."""
-        return slogdet(self.A, "logdet")
+        return slogdet(self.A)
 
     @standard_promotion
     def inverse_entries(self) -> Array:

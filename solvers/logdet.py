@@ -39,14 +39,12 @@ def logdet(A: Any) -> Array:
       >>> np.allclose(js.logdet(A), np.linalg.slogdet(S.toarray()).logabsdet)
       True
     """
-    return slogdet(A, "logdet")[1]
+    return slogdet(A)[1]
 
 
-def slogdet(A: Any, maker: str) -> tuple[Array, Array]:
+def slogdet(A: Any) -> tuple[Array, Array]:
     """det A / |det A| and log|det A|. Errors as of `logdet`."""
-    n, row, col, values = _entries(A, maker)
-    sign, size = _determinant(n, row, col, values)
-    return sign, size
+    return _determinant(*_entries(A, "logdet"))
 
 
 def inverse_entries(A: Any) -> Array:
