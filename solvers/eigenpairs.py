@@ -136,14 +136,14 @@ def eigenproblem(A: Any, k: Any, start: Any, name: str, more: tuple[int, ...]) -
     return A.in_basis, A.basis, k, A.basis.accept(start).astype(dtype)
 
 
-def eigenpairs(rules: "Pairs", basis: Basis, pencil: Pencil, like: Array, frozen: tuple[Any, ...]) -> EigenSolution:
+def eigenpairs(pairs: "Pairs", basis: Basis, pencil: Pencil, like: Array, frozen: tuple[Any, ...]) -> EigenSolution:
     """The pairs of a pencil of operators, between vectors in the basis like `like`, by a loop with inputs `frozen`."""
 
     def as_function(A: Operator) -> Any:
         return operators.traced(lambda v: (A @ v).astype(like.dtype), like)
 
     maps = pencil._replace(A=as_function(pencil.A), M=None if pencil.M is None else as_function(pencil.M))
-    sol, _ = rules((maps, lax.stop_gradient(frozen)))
+    sol, _ = pairs((maps, lax.stop_gradient(frozen)))
     return dataclasses.replace(sol, eigenvectors=basis.leave(sol.eigenvectors))
 
 

@@ -74,6 +74,8 @@ def renewing(M: Any, A: Any) -> None:
 class Refreshed(Operator):
     """A preconditioner that is made anew with its own settings, by `_anew`."""
 
+    _anew: Any  # A -> the preconditioner
+
     @standard_promotion
     def refreshed(self, A: Any) -> Self:
         """The same preconditioner for other values; inside jit too. A scan can carry it if A has kept its format.
@@ -89,13 +91,10 @@ class Refreshed(Operator):
         alike = jax.tree.structure(new) == jax.tree.structure(self)
         return jax.tree.map(lambda a, b: a.astype(b.dtype), new, self) if alike else new
 
-    def _anew(self, A: Any) -> Any:
-        raise NotImplementedError
-
 
 def renewed(M: Any, A: Any) -> Any:
     """The preconditioner M for a new A; the same if it has no `refreshed`."""
-    return M.refreshed(A) if hasattr(M, "refreshed") else M
+    return M.refreshed(A) if isinstance(M, Refreshed) else M
 
 
 def storable(A: Any, n: int, name: str) -> Any:
