@@ -99,6 +99,12 @@ def test_xla_computes_no_norm_of_a_right_hand_side_in_a_closure():
     assert inside and passed and inside.count(" reduce(") == passed.count(" reduce(")
 
 
+def test_does_jaxlib_have_the_options_of_quick_compiling(compiled):
+    x, before = jnp.float32(3), compiled()
+    program.compiled(lambda scale, x: scale * x, quick=True)(5, x)
+    assert compiled() - before == 1  # another program would follow one that is refused
+
+
 def test_does_an_eager_solve_run_where_jaxlib_lacks_the_options_of_quick_compiling(monkeypatch):
     monkeypatch.setattr(jax_versions, "QUICK_TO_COMPILE", {"xla_cpu_no_such_option": False})
     double = program.compiled(lambda scale, x: scale * x, quick=True)
@@ -107,7 +113,7 @@ def test_does_an_eager_solve_run_where_jaxlib_lacks_the_options_of_quick_compili
 
 
 def test_are_other_errors_of_a_compiled_program_raised(monkeypatch):
-    monkeypatch.setattr(jax_versions, "QUICK_TO_COMPILE", {"xla_cpu_use_fusion_emitters": "a word"})
+    monkeypatch.setattr(jax_versions, "QUICK_TO_COMPILE", {"xla_gpu_experimental_enable_fusion_autotuner": "a word"})
     with pytest.raises(jax.errors.JaxRuntimeError, match="bool"):
         program.compiled(lambda scale, x: scale * x, quick=True)(2, jnp.float32(3))
 
