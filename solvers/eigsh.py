@@ -78,7 +78,8 @@ def eigsh(
         semidefinite: infinite eigenvalues, those of its null vectors, are left out.
       which: "LM" largest in magnitude, "LA" largest, "SA" smallest.
       sigma: a real number; the pairs nearest to it are those of the largest eigenvalues of (A − sigma·M)⁻¹·M. The host
-        factors A − sigma·M, at run time if A is traced. A is then a jaxsparse matrix, and products are solves.
+        factors A − sigma·M, at run time if A is traced, and keeps the last few factors. A is then a jaxsparse matrix,
+        and products are solves.
         sigma may be an eigenvalue, as 0 is of a Laplacian or a free body: where A − sigma·M is singular within
         rounding, sigma is lowered by 8·eps·(‖A‖ + |sigma|·‖M‖)/‖M‖, in the norm ‖·‖₁, or by up to 256 times as
         much if M needs it.

@@ -8,7 +8,7 @@ import scipy.linalg
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
-from solvers import Status, eigsh, svds
+from solvers import Status, eigsh, superlu, svds
 from tests.lowering import quick_jit
 from tests.marks import deep, few
 
@@ -243,6 +243,15 @@ def test_what_is_not_symmetric_or_not_finite_is_named_with_a_shift():
         assert sol.status is Status.NON_FINITE and np.all(sol.eigenvalues == 0)
     sol = eigsh(jsf.from_dense(np.diag([1.0, np.inf, 2.0]), "csr"), 1, sigma=0)
     assert sol.status is Status.NON_FINITE and not sol.success
+
+
+def test_the_same_matrix_and_sigma_are_factored_once(monkeypatch):
+    calls, factored = [], superlu.factored
+    monkeypatch.setattr(superlu, "factored", lambda *given: calls.append(1) or factored(*given))
+    A = jsf.from_scipy(3.7 * pencil()[0])
+    for _ in range(2):
+        assert eigsh(A, K, sigma=0.3).success
+    assert len(calls) == 1
 
 
 def test_a_matrix_that_is_an_argument_of_jit_and_a_traced_mass_are_factored_at_run_time():
