@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Unpack
 import jax.numpy as jnp
 from jax import Array
 
+from jaxsparse_fmt._one_kernel import one_kernel
 from jaxsparse_fmt.core.vector_passes import inner_product
 from solvers.core.iterate import Method, holding
 from solvers.core.scaling import Map
@@ -71,17 +72,23 @@ def step(space: Space, A: Map, M: Map, work: Work) -> tuple[Work, Array, Array]:
     # s = 0: the first half of the step reached the solution.
     omega = ratio(*space.sum(inner_product(t, s), inner_product(t, t)))
     x, r = x + alpha * p_hat + omega * s_hat, s - omega * t
+    new_rho, rr = space.sum(inner_product(shadow, r), inner_product(r, r))
+    code = _code(rho, r_norm, shadow_norm, along, vv, last_omega, first)
+    r_norm = jnp.sqrt(rr.real)
+    new = Work(x, r, shadow, p, v, new_rho, rho, alpha, omega, r_norm, shadow_norm, jnp.zeros_like(first))
+    return new, r_norm, code
+
+
+@one_kernel
+def _code(rho, r_norm, shadow_norm, along, vv, last_omega, first) -> Array:
+    """RUNNING, or the code of a step that is not taken."""
     tiny = jnp.finfo(rho.dtype).eps * shadow_norm
     lost = (jnp.abs(rho) <= tiny * r_norm) | (jnp.abs(along) <= tiny * jnp.sqrt(vv.real)) | (last_omega == 0)
-    code = status_of(
+    return status_of(
         (~jnp.isfinite(rho) | ~jnp.isfinite(along + vv), Status.NON_FINITE),
         (lost & first, Status.BREAKDOWN),
         (lost, RESTART),  # the residual becomes the new shadow
     )
-    new_rho, rr = space.sum(inner_product(shadow, r), inner_product(r, r))
-    r_norm = jnp.sqrt(rr.real)
-    new = Work(x, r, shadow, p, v, new_rho, rho, alpha, omega, r_norm, shadow_norm, jnp.zeros_like(first))
-    return new, r_norm, code
 
 
 METHOD = Method(start, holding(step), self_adjoint=False)

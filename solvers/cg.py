@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Unpack
 import jax.numpy as jnp
 from jax import Array
 
+from jaxsparse_fmt._one_kernel import one_kernel
 from jaxsparse_fmt.core.vector_passes import DOT, Number, Pass
 from solvers.core.iterate import Method
 from solvers.core.scaling import Map, Product
@@ -139,9 +140,14 @@ def _begun(space: Space, r: Array, squared: Array, z: Array, last: Last | None) 
     """As `start`, for z = M·r."""
     gamma, p = squared if z is r else space.dot(r, z), z
     if last is not None:
-        rest = ratio(gamma - last.along.astype(gamma.dtype), gamma).astype(r.dtype)
-        p = jnp.where(last.along < jnp.inf, last.p + rest * z, z)
+        rest, is_kept = _rest(gamma, last.along)
+        p = jnp.where(is_kept, last.p + rest.astype(r.dtype) * z, z)
     return Work(jnp.zeros_like(r), r, p, gamma)
+
+
+@one_kernel
+def _rest(gamma: Array, along: Array) -> tuple[Array, Array]:
+    return ratio(gamma - along.astype(gamma.dtype), gamma), along < jnp.inf
 
 
 def start_predicting(
@@ -173,10 +179,10 @@ def step(space: Space, A: Map, M: Map, work: Any, now: Now) -> tuple[Any, Now]:
         return step_predicting(space, A, M, work, now)
     x, r, p, gamma = work
     q, (curvature,) = space.product_sums(A, p, DOT, p)
-    (r,), (curvature, alpha, moves), (rr,) = space.sweep(DESCEND, (gamma, curvature, *now.numbers), (r, q))
+    (r,), (curvature, minus_alpha, moves), (rr,) = space.sweep(DESCEND, (gamma, curvature, *now.numbers), (r, q))
     z = M(r)
     rz = rr if z is r else space.part(r, z)
-    numbers = gamma, curvature, alpha, moves, rr, rz, now.k, now.code
+    numbers = gamma, curvature, minus_alpha, moves, rr, rz, now.k, now.code
     (x, p), (gamma, k, size, ended, *_), _ = space.sweep(TURN, numbers, (x, p, z))
     return Work(x, r, p, gamma), now._replace(k=k, norm=size, code=ended)
 
@@ -184,7 +190,7 @@ def step(space: Space, A: Map, M: Map, work: Any, now: Now) -> tuple[Any, Now]:
 def _descend(gamma, curvature, *now):
     alpha = jnp.where((gamma > 0) & (curvature > 0), gamma / curvature, 0)
     alpha = jnp.where(Now(*now).active, alpha, -1)
-    return curvature, alpha, _moves(alpha)
+    return curvature, -alpha, _moves(alpha)
 
 
 def _moves(alpha):
@@ -193,12 +199,13 @@ def _moves(alpha):
 
 
 def _descend_each(scalars, r, q):
-    _, alpha, moves = scalars
-    r = jnp.where(moves, r - alpha * q, r)
+    _, minus_alpha, moves = scalars
+    r = jnp.where(moves, r + minus_alpha * q, r)  # as x, so that a CPU compiles one kernel for both
     return (r,), ((r, r),)
 
 
-def _turn(gamma, curvature, alpha, moves, rr, rz, k, ended):
+def _turn(gamma, curvature, minus_alpha, moves, rr, rz, k, ended):
+    alpha = -minus_alpha
     ended = jnp.where(moves | (alpha < 0), ended, failure(gamma, curvature))
     # Without a step r is as it was, and so are rᵀ·r and rᵀ·M·r.
     return rz, k + moves.astype(jnp.int32), root(rr), ended, alpha, rz / gamma, moves

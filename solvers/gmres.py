@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from jaxsparse_fmt._one_kernel import one_kernel
 from solvers.core import arguments
 from solvers.core.iterate import Method, holding
 from solvers.core.scaling import Map
@@ -121,37 +122,50 @@ def _is_place(t: Any, like: Array) -> Array:
 
 def _put(rows: Array, row: Array, place: Any) -> Array:
     """`rows` with row `place` replaced; an index past the end replaces the last row, which no result reads."""
-    return lax.dynamic_update_index_in_dim(rows, row.T, place, rows.ndim - 2)
+    return lax.dynamic_update_index_in_dim(rows, row.T, place, rows.ndim - 2, allow_negative_indices=False)
 
 
 def step(space: Space, A: Map, M: Map, work: Work) -> tuple[Work, Array, Array]:
     V, Z, Q, row, first, columns, diagonal, most, g, j, size = work
     t, restart = jnp.max(j), V.shape[-2] - 1  # every column that still moves is at step t
-    v = lax.dynamic_index_in_dim(V, t, V.ndim - 2, keepdims=False).T
+    v = lax.dynamic_index_in_dim(V, t, V.ndim - 2, keepdims=False, allow_negative_indices=False).T
     z = M(v)
     w, h = orthogonal(space, V, A(z), t)
-    below = space.norm(w)
+    # The rotation of rows t and t + 1, of which the second is a row of the identity, makes `below` zero.
+    below, length, cos, sin, new_first = _rotation(space.dot(w, w), jnp.sum(row * h, axis=0), first)
     V = _put(V, ratio(w, below), t + 1)
     Z = None if Z is None else _put(Z, z, t)
-    a = jnp.sum(row * h, axis=0)
-    # The rotation of rows t and t + 1, of which the second is a row of the identity, makes `below` zero.
-    length = jnp.hypot(jnp.abs(a), below)
-    cos, sin = ratio(a, length), ratio(below, length)
     here, following = _is_place(t, row), _is_place(t + 1, row)
     Q = _put(Q, jnp.conj(cos) * row + jnp.where(following, sin, 0), t)
     column = products(Q, h)  # of the new Q, which is then written in place; number t of it is read by nothing
     column = ratio(column, length)
     columns = _put(columns, jnp.where(jnp.isfinite(column), column, 0), t)  # times zero in a column that is over
     g, diagonal = jnp.where(here, jnp.conj(cos) * first, g), jnp.where(here, length.astype(V.dtype), diagonal)
-    row, first = jnp.where(following, cos, 0) - sin * row, -sin * first
-    most = jnp.maximum(most, length * jnp.maximum(1, jnp.max(jnp.abs(column), axis=0)))
+    row = jnp.where(following, cos, 0) - sin * row
+    largest = jnp.max(jnp.abs(column), axis=0)
+    most, r_norm, code = _ended(restart, jnp.finfo(V.dtype).eps, length, most, largest, new_first, size, j)
+    work = Work(V, Z, Q, row, new_first, columns, diagonal, most, g, j + 1, size)
+    return work, r_norm, code
+
+
+@one_kernel
+def _rotation(squared: Array, a: Array, first: Array) -> tuple[Array, ...]:
+    below = jnp.sqrt(squared)
+    length = jnp.hypot(jnp.abs(a), below)
+    cos, sin = ratio(a, length), ratio(below, length)
+    return below, length, cos, sin, -sin * first
+
+
+@functools.partial(one_kernel, statics=2)
+def _ended(restart: int, eps: float, length, most, largest, first, size, j) -> tuple[Array, Array, Array]:
+    """The largest number of R, the residual norm, and RUNNING, FULL or the code of a failure."""
+    most = jnp.maximum(most, length * jnp.maximum(1, largest))
     code = status_of(
         (~jnp.isfinite(length), Status.NON_FINITE),
-        (length <= jnp.finfo(V.dtype).eps * most, Status.BREAKDOWN),
+        (length <= eps * most, Status.BREAKDOWN),
         (j + 1 >= restart, FULL),
     )
-    work = Work(V, Z, Q, row, first, columns, diagonal, most, g, j + 1, size)
-    return work, jnp.abs(first) * size, code
+    return most, jnp.abs(first) * size, code
 
 
 @functools.partial(jax.jit, static_argnums=0)

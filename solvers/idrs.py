@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Unpack
 import jax.numpy as jnp
 from jax import Array
 
+from jaxsparse_fmt._one_kernel import one_kernel
 from solvers.core import arguments
 from solvers.core.iterate import Method, holding
 from solvers.core.scaling import Map
@@ -86,33 +87,52 @@ def step(space: Space, A: Map, M: Map, work: Work) -> tuple[Work, Array, Array]:
     k = jnp.max(j) % (s + 1)  # every column that still moves is at the same step
     inside = k < s  # else the step that enters the next space
     f = space.sum(_onto(P, r))  # a recursion would keep the rounding errors of a cycle's largest residual
-    c, _ = _substituted(C, f, jnp.arange(s) >= k)
-    u = _combined(U, c) + jnp.where(inside, omega, 1) * M(r - _combined(G, c))
+    c, scale = _within(C, f, omega, k)
+    u = _combined(U, c) + scale * M(r - _combined(G, c))
     g = A(u)
     h = space.sum(_onto(P, g))
-    c, h = _substituted(C, h, (jnp.arange(s) < k) & inside)
+    c, h = _apart(C, h, k)
     u, g = u - _combined(U, c), g - _combined(G, c)
+    rr, gg, along = space.dot(r, r), space.dot(g, g), space.inner_product(g, r)
+    length, omega, h, code = _ended(k, f, h, omega, rr, gg, along, first)
+    slot = jnp.where(inside, k, s)  # s is dropped
+    U, G, C = U.at[slot].set(u, mode="drop"), G.at[slot].set(g, mode="drop"), C.at[:, slot].set(h, mode="drop")
+    x, r = x + length * u, r - length * g
+    return Work(x, r, P, U, G, C, omega, j + 1, jnp.zeros_like(first)), space.norm(r), code
 
-    last = jnp.minimum(k, s - 1)
-    r_norm, g_norm, along = space.norm(r), space.norm(g), space.inner_product(g, r)
+
+@one_kernel
+def _within(C: Array, f: Array, omega: Array, k: Array) -> tuple[Array, Array]:
+    """The combination of old directions that lies within the space, and the factor of M·r."""
+    s = C.shape[0]
+    return _substituted(C, f, jnp.arange(s) >= k)[0], jnp.where(k < s, omega, 1)
+
+
+@one_kernel
+def _apart(C: Array, h: Array, k: Array) -> tuple[Array, Array]:
+    """The combination that makes A·u orthogonal to the shadows before k, and h without it."""
+    s = C.shape[0]
+    return _substituted(C, h, (jnp.arange(s) < k) & (k < s))
+
+
+@one_kernel
+def _ended(k: Array, f: Array, h: Array, omega: Array, rr: Array, gg: Array, along: Array, first: Array) -> Any:
+    """The length of the step, the next ω, column k of C, and RUNNING or the code of a step that is not taken."""
+    s = f.shape[0]
+    inside, last = k < s, jnp.minimum(k, s - 1)
+    r_norm, g_norm = jnp.sqrt(rr), jnp.sqrt(gg)
     cosine = ratio(jnp.abs(along), r_norm * g_norm)
     phase = jnp.where(cosine > 0, ratio(along, jnp.abs(along)), 1)
     omega_new = phase * jnp.maximum(cosine, ANGLE) * ratio(r_norm, g_norm)
     length = jnp.where(inside, ratio(f[last], h[last]), omega_new)
-    tiny = jnp.finfo(r.dtype).eps * g_norm
-    lost = jnp.where(inside, jnp.abs(h[last]), g_norm) <= tiny
+    lost = jnp.where(inside, jnp.abs(h[last]), g_norm) <= jnp.finfo(h.dtype).eps * g_norm
     code = status_of(
         (~jnp.isfinite(g_norm) | ~jnp.isfinite(length), Status.NON_FINITE),
         (lost & first, Status.BREAKDOWN),
         (lost, RESTART),
     )
-    slot = jnp.where(inside, k, s)  # s is dropped
     above = jnp.arange(s).reshape(s, *(1,) * (h.ndim - 1)) < k
-    h = jnp.where(above, 0, h)
-    U, G, C = U.at[slot].set(u, mode="drop"), G.at[slot].set(g, mode="drop"), C.at[:, slot].set(h, mode="drop")
-    x, r = x + length * u, r - length * g
-    omega = jnp.where(inside, omega, omega_new)
-    return Work(x, r, P, U, G, C, omega, j + 1, jnp.zeros_like(first)), space.norm(r), code
+    return length, jnp.where(inside, omega, omega_new), jnp.where(above, 0, h), code
 
 
 def _substituted(C: Array, f: Array, live: Array) -> tuple[Array, Array]:

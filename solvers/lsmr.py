@@ -21,6 +21,7 @@ from jax import Array, lax
 from jax.core import Tracer
 
 from jaxsparse_fmt._arguments import owned
+from jaxsparse_fmt._one_kernel import one_kernel
 from jaxsparse_fmt._pytrees import exportable, pytree
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import within
@@ -37,6 +38,7 @@ from solvers.least_squares import LeastSquares, Maps
 from solvers.solution import Solution, Status
 
 ROUNDING = 10  # times eps·‖A‖·‖b‖: normal residuals that are rounding
+NUMBERS = "alpha", "rotations", "zeta_bar", "A_norm", "r_norm"  # fields of Work
 
 
 @exportable
@@ -296,14 +298,14 @@ def _run(options: Options, system: System, inside: bool, rtol_normal: Any = None
 
         def advance(loop: Loop) -> Loop:
             new, failure = _step(A, E, N, loop.work)
-            moves = goes_on(loop)
-            takes = moves & (failure == RUNNING)
-            work = jax.tree.map(lambda new, old: jnp.where(takes, new, old), new, loop.work)
+            moves, old = goes_on(loop), loop.work
+            pairs = {name: (getattr(new, name), getattr(old, name)) for name in NUMBERS}
+            takes, k, code, numbers = _moved(moves, failure, loop.k, loop.code, pairs)
+            work = iterate.chosen(takes, new._replace(**numbers), old._replace(**numbers))
             if options.callback is not None:
                 iterate.show(options.callback, moves, scaled(state.x + work.x, out))
-            k = loop.k + takes
             norms = recorded(loop.norms, jnp.where(moves, k, -1), work.s_norm)
-            return Loop(work, k, work.s_norm, jnp.where(moves, failure, loop.code), norms)
+            return Loop(work, k, work.s_norm, code, norms)
 
         norms = recorded(state.norms, jnp.where(state.k == 0, 0, -1), s_norm)
         loop = Loop(work, state.k, s_norm, code, norms)
@@ -351,16 +353,26 @@ def _step(A: Maps, E: Map, N: Map, w: Work) -> tuple[Work, Array]:
     A_norm = jnp.maximum(w.A_norm, ratio(norm(Av), norm(w.v)))
     u, u_, beta = _unit(E, Av - w.alpha * w.u_)
     v, v_, alpha = _unit(N, A.adjoint(u) - beta * w.v_)
-    # Rotations turn the lower bidiagonal matrix into an upper one, R, and the transpose of R into another.
-    rho_before, rho_bar_before, alpha_bar, c_bar, s_bar, zeta_before, beta_dd, beta_d, rho_d, tau, theta = w.rotations
+    rotations, zeta_bar, factors, r_norm, code = _rotated(w.rotations, w.zeta_bar, alpha, beta)
+    h_bar = w.h - factors[0] * w.h_bar
+    x, h = w.x + factors[1] * h_bar, v - factors[2] * w.h
+    normal = None if w.s is None else factors[3] * w.s + factors[4] * v_
+    return Work(x, u, u_, v, v_, h, h_bar, normal, alpha, rotations, zeta_bar, A_norm, r_norm), code
+
+
+@one_kernel
+def _rotated(rotations: tuple[Array, ...], zeta_bar: Array, alpha: Array, beta: Array) -> tuple[Any, ...]:
+    """The rotations and zeta_bar of the next step, the factors of the vectors, ‖r‖, and RUNNING or a failure.
+
+    Rotations turn the lower bidiagonal matrix into an upper one, R, and the transpose of R into another.
+    """
+    rho_before, rho_bar_before, alpha_bar, c_bar, s_bar, zeta_before, beta_dd, beta_d, rho_d, tau, theta = rotations
     rho = jnp.hypot(alpha_bar, beta)
     c, s = ratio(alpha_bar, rho), ratio(beta, rho)
     theta_new, alpha_bar, theta_bar = s * alpha, c * alpha, s_bar * rho
     rho_bar = jnp.hypot(c_bar * rho, theta_new)
     c_bar, s_bar = ratio(c_bar * rho, rho_bar), ratio(theta_new, rho_bar)
-    zeta, zeta_bar = c_bar * w.zeta_bar, -s_bar * w.zeta_bar
-    h_bar = w.h - ratio(theta_bar * rho, rho_before * rho_bar_before) * w.h_bar
-    x, h = w.x + ratio(zeta, rho * rho_bar) * h_bar, v - ratio(theta_new, rho) * w.h
+    zeta, zeta_bar = c_bar * zeta_bar, -s_bar * zeta_bar
     # ‖r‖ by one more rotation.
     beta_hat, beta_dd, rho_tilde = c * beta_dd, -s * beta_dd, jnp.hypot(rho_d, theta_bar)
     c_tilde, s_tilde = ratio(rho_d, rho_tilde), ratio(theta_bar, rho_tilde)
@@ -371,14 +383,32 @@ def _step(A: Maps, E: Map, N: Map, w: Work) -> tuple[Work, Array]:
         (~jnp.isfinite(alpha) | ~jnp.isfinite(beta), Status.NON_FINITE),
         ((alpha < 0) | (beta < 0), Status.NOT_POSITIVE_DEFINITE),
     )
-    normal = None if w.s is None else s_bar**2 * w.s + zeta_bar * c_bar * v_
     rotations = rho, rho_bar, alpha_bar, c_bar, s_bar, zeta, beta_dd, beta_d, rho_d, tau, theta
-    return Work(x, u, u_, v, v_, h, h_bar, normal, alpha, rotations, zeta_bar, A_norm, r_norm), code
+    factors = (
+        ratio(theta_bar * rho, rho_before * rho_bar_before),
+        ratio(zeta, rho * rho_bar),
+        ratio(theta_new, rho),
+        s_bar**2,
+        zeta_bar * c_bar,
+    )
+    return rotations, zeta_bar, factors, r_norm, code
+
+
+@one_kernel
+def _moved(moves: Array, failure: Array, k: Array, code: Array, numbers: dict[str, Any]) -> tuple[Any, ...]:
+    """Whether the step is taken, and the numbers after it."""
+    takes = moves & (failure == RUNNING)
+    kept = {name: jax.tree.map(lambda new, old: jnp.where(takes, new, old), *pair) for name, pair in numbers.items()}
+    return takes, k + takes.astype(jnp.int32), jnp.where(moves, failure, code), kept
 
 
 def _unit(M: Map, v_: Array) -> tuple[Array, Array, Array]:
     """M·v′ and v′ over their length √(v′ᴴ·M·v′), and that length, negative where M is not definite."""
     v = M(v_)
-    squared = dot(v_, v)
-    length = jnp.sign(squared) * jnp.sqrt(jnp.abs(squared))
+    length = _signed_root(dot(v_, v))
     return ratio(v, length), ratio(v_, length), length
+
+
+@one_kernel
+def _signed_root(squared: Array) -> Array:
+    return jnp.sign(squared) * jnp.sqrt(jnp.abs(squared))

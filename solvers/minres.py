@@ -9,11 +9,13 @@ A singular system without a solution ends at a least-squares solution: A·M·r =
 of A, and x grows with w. So the method keeps the x with the least ‖A·M·r‖, and ends when A·w is only rounding.
 """
 
+import functools
 from typing import Any, NamedTuple, Unpack
 
 import jax.numpy as jnp
 from jax import Array
 
+from jaxsparse_fmt._one_kernel import one_kernel
 from solvers.core.iterate import Method, holding
 from solvers.core.scaling import Map
 from solvers.core.settings import Settings, solver
@@ -24,6 +26,8 @@ from solvers.core.vectors import dot, ratio
 from solvers.solution import Solution, Status
 
 ROUNDING = 10  # times eps: the rounding that remains of a zero
+# The fields of Work that are numbers.
+NUMBERS = "squared", "squared_last", "eta", "c", "s", "c_last", "s_last", "least", "A_norm", "M_norm", "w_norm"
 
 
 class Work(NamedTuple):
@@ -81,7 +85,7 @@ def start(space: Space, A: Map, M: Map, r: Array, squared: Array, last: None) ->
 
 
 def step(space: Space, A: Map, M: Map, work: Work) -> tuple[Work, Array, Array]:
-    x, r, v, z, v_last, w, w_last, squared, squared_last, eta, c, s, c_last, s_last, best, least, *norms = work
+    x, r, v, z, v_last, w, w_last, squared, squared_last, *_ = work
     gamma = jnp.sqrt(squared)
     z = z / gamma
     q = A(z)
@@ -89,39 +93,54 @@ def step(space: Space, A: Map, M: Map, work: Work) -> tuple[Work, Array, Array]:
     v_new = q - (delta / gamma) * v - (gamma / jnp.sqrt(squared_last)) * v_last
     z_new = M(v_new)
     squared_new = space.dot(v_new, z_new)
-    gamma_new = jnp.sqrt(jnp.maximum(squared_new, 0))
+    numbers = tuple([getattr(work, name) for name in NUMBERS])
+    numbers, (a1, a2, a3, along_w, along_r, along_v), is_better, code = _rotated(
+        jnp.finfo(r.dtype).eps, numbers, delta, zz, squared_new
+    )
+    w_new = (z - a3 * w_last - a2 * w) / a1
+    best = jnp.where(is_better, x, work.best)
+    x, r = x + along_w * w_new, along_r * r + along_v * v_new
+    r_norm, w_norm = map(jnp.sqrt, space.sum(dot(r, r), dot(w_new, w_new)))
+    vectors = {"x": x, "r": r, "v": v_new, "z": z_new, "v_last": v, "w": w_new, "w_last": w, "best": best}
+    numbers = dict(zip(NUMBERS, numbers, strict=True)) | {"w_norm": w_norm}
+    return Work(**vectors, **numbers), r_norm, code
+
+
+@functools.partial(one_kernel, statics=1)
+def _rotated(eps: Any, numbers: tuple[Array, ...], delta: Array, zz: Array, squared_new: Array) -> tuple[Any, ...]:
+    """The numbers of the next step; a₁, a₂, a₃ and the factors of w, r and v; whether x is a better one; the code."""
+    squared, squared_last, eta, c, s, c_last, s_last, least, A_norm, M_norm, w_norm = numbers
+    gamma, gamma_new = jnp.sqrt(squared), jnp.sqrt(jnp.maximum(squared_new, 0))
     a0, a2, a3 = c * delta - c_last * s * gamma, s * delta + c_last * c * gamma, s_last * gamma
     a1 = jnp.hypot(a0, gamma_new)
     c_new, s_new = a0 / a1, gamma_new / a1
-    w_new = (z - a3 * w_last - a2 * w) / a1
     eta_new = -s_new * eta
-    A_norm, M_norm = jnp.maximum(norms[0], jnp.hypot(delta, gamma_new)), jnp.maximum(norms[1], jnp.sqrt(zz))
-    left, eps = ratio(jnp.hypot(a0, c * gamma_new), A_norm), jnp.finfo(r.dtype).eps
+    was_singular = is_singular(eps, A_norm, M_norm, w_norm)
+    A_norm, M_norm = jnp.maximum(A_norm, jnp.hypot(delta, gamma_new)), jnp.maximum(M_norm, jnp.sqrt(zz))
+    left = ratio(jnp.hypot(a0, c * gamma_new), A_norm)
     is_better = left < least
-    best, least = jnp.where(is_better, x, best), jnp.where(is_better, left, least)
-    x = x + (c_new * eta) * w_new
-    r = s_new**2 * r + ratio(c_new * eta_new, gamma_new) * v_new
+    least = jnp.where(is_better, left, least)
     code = status_of(
         (~jnp.isfinite(squared) | ~jnp.isfinite(delta) & (squared > 0), Status.NON_FINITE),
         (squared < -eps * squared_last, Status.NOT_POSITIVE_DEFINITE),  # M is not
         (squared <= 0, Status.BREAKDOWN),
-        ((left <= ROUNDING * eps) | is_singular(work) & (least <= ROUNDING * jnp.sqrt(eps)), Status.LEAST_SQUARES),
-        ((a1 == 0) | is_singular(work), Status.BREAKDOWN),
+        ((left <= ROUNDING * eps) | was_singular & (least <= ROUNDING * eps**0.5), Status.LEAST_SQUARES),
+        ((a1 == 0) | was_singular, Status.BREAKDOWN),
     )
-    numbers = squared_new, squared, eta_new, c_new, s_new, c, s
-    r_norm, w_norm = map(jnp.sqrt, space.sum(dot(r, r), dot(w_new, w_new)))
-    new = Work(x, r, v_new, z_new, v, w_new, w, *numbers, best, least, A_norm, M_norm, w_norm)
-    return new, r_norm, code
+    following = squared_new, squared, eta_new, c_new, s_new, c, s, least, A_norm, M_norm, w_norm
+    factors = a1, a2, a3, c_new * eta, s_new**2, ratio(c_new * eta_new, gamma_new)
+    return following, factors, is_better, code
 
 
-def is_singular(work: Work) -> Array:
+def is_singular(eps: Any, A_norm: Array, M_norm: Array, w_norm: Array) -> Array:
     """Whether w is a null vector of A within rounding: A·w has length 1 in the norm of M."""
-    return ROUNDING * jnp.finfo(work.r.dtype).eps * work.A_norm * work.w_norm > work.M_norm
+    return ROUNDING * eps * A_norm * w_norm > M_norm
 
 
 def iterate(M: Map, work: Work) -> Array:
     """x; the best one, if the last step followed a null vector."""
-    return jnp.where(is_singular(work), work.best, work.x)
+    eps = jnp.finfo(work.x.dtype).eps
+    return jnp.where(is_singular(eps, work.A_norm, work.M_norm, work.w_norm), work.best, work.x)
 
 
 METHOD = Method(start, holding(step), iterate, least_squares=True)

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxsparse_fmt._dtypes import index_dtype
+from jaxsparse_fmt._one_kernel import one_kernel
 from jaxsparse_fmt._types import Array
 from jaxsparse_fmt.kernels.backends import launch, tuning
 
@@ -43,9 +44,14 @@ def parts(n: int) -> int:
 
 def sweep_reference(numbers: tuple[Array, ...], vectors: tuple[Array, ...], what: Pass):
     """-> (new vectors, scalars, sums). Numbers and sums are scalars, or [k] with vectors of [n, k]."""
-    scalars = what.prepare(*numbers)
+    scalars = _prepared(what)(*numbers) if numbers else what.prepare()
     new, pairs = what.each(scalars, *vectors)
     return new, scalars, tuple([inner_product(a, b).real for a, b in pairs])
+
+
+@functools.cache
+def _prepared(what: Pass) -> Callable[..., Any]:
+    return one_kernel(what.prepare)
 
 
 def inner_product(x: Array, y: Array) -> Array:

@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from solvers.core.stopping import MOST, Last, Outer, Rule, is_failure, is_rounding
+from solvers.core.stopping import MOST, Last, Outer, Rule, is_failure, is_rounding, noise
 from solvers.core.vectors import once_if
 from solvers.solution import Status
 
@@ -28,7 +28,7 @@ def diagnosed(rule: Rule, outer: Outer, x: Array, norm: Array) -> tuple[Array, A
 
     def examined(carried: tuple[Array, Array], x: Array, r: Array, v: Array) -> tuple[Array, Array]:
         code, Ax_norm = carried
-        A_norm = space.length(rule.A(v) if probe is None else probe.Av) / rule.noise_norm
+        A_norm = space.length(rule.A(v) if probe is None else probe.Av)
         if not is_plain:
             code = _cause(rule, A_norm, x, r, norm, outer.last, code)
         if probe is None:
@@ -38,7 +38,7 @@ def diagnosed(rule: Rule, outer: Outer, x: Array, norm: Array) -> tuple[Array, A
             code = jnp.where(accurate, jnp.int32(Status.ROUNDED), code)
         return code, Ax_norm
 
-    v = space.probe(rule.b) if probe is None else probe.v
+    v = noise(space, rule.b) if probe is None else probe.v
     Ax_norm = jnp.zeros_like(norm) if outer.Ax_norm is None else outer.Ax_norm
     return once_if(is_failure(outer.code), examined, (outer.code, Ax_norm), x, outer.r, v)
 

@@ -17,16 +17,17 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from jaxsparse_fmt._one_kernel import one_kernel
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from jaxsparse_fmt.core.vector_passes import Pass
 from solvers.core import stopping
 from solvers.core.diagnosis import diagnosed
 from solvers.core.pace import Pace, paced
-from solvers.core.scaling import Map, unit_of
+from solvers.core.scaling import Map, exponent_of, power_of_two, unit_of
 from solvers.core.space import Space
 from solvers.core.stopping import RUNNING, Best, End, Last, Limits, Loop, Now, Outer, is_taken, recorded
-from solvers.core.vectors import anyone, squares
+from solvers.core.vectors import anyone, dot
 from solvers.solution import Status
 
 State = TypeVar("State", Loop, Outer)
@@ -52,12 +53,11 @@ class Method(NamedTuple):
         vectors, so that XLA fuses the selects into the updates and reads nothing more.
       iterate: (M, work) -> the vector to add to x.
       self_adjoint: the method assumes that A is its own adjoint, so that it solves systems with the adjoint too.
-      keeps: the method keeps its direction p: a restart may continue in it.
+      keeps: a restart may continue in the direction p of the work.
       least_squares: the method may end with LEAST_SQUARES, which is checked by the true residual.
       sums: (whether there is no M) -> the pass whose sums `step` needs with A·v, and the number of its other vectors.
       unrolled: the steps of a trip of the inner loop, if that has several between two checks. A trip costs a GPU some
-        µs, and XLA compiles each step in it once more, about 10 ms a kernel: 1 if a step has dozens of kernels.
-      whole: (system, is_transposed) -> x and its `End`, in place of the loop.
+        µs, and each step in it 10 ms a kernel to compile: 1 if a step has dozens of kernels.
     """
 
     start: Callable[..., Any]
@@ -76,11 +76,24 @@ def holding(step: Callable[[Space, Map, Map, Any], tuple[Any, Array, Array]], sc
 
     def held(space: Space, A: Map, M: Map, work: Any, now: Now) -> tuple[Any, Now]:
         new, size, code = step(space, A, M, work)
-        moves = now.active & is_taken(code)
-        kept = chosen(moves, new, work, scratch)
-        return kept, now.after(size, code)
+        both = {name: (getattr(new, name), getattr(work, name)) for name in work._fields if name not in scratch}
+        numbers = {name: pair for name, pair in both.items() if getattr(pair[0], "shape", None) == now.k.shape}
+        # Apart from the size, a sum over the new vectors: so XLA selects in the pass that makes them.
+        moves = _moves(now, code)
+        now, numbers = _after(now, size, code, moves, numbers)
+        return chosen(moves, new._replace(**numbers), work._replace(**numbers), scratch), now
 
     return held
+
+
+@one_kernel
+def _moves(now: Now, code: Array) -> Array:
+    return now.active & is_taken(code)
+
+
+@one_kernel
+def _after(now: Now, size: Array, code: Array, moves: Array, numbers: dict[str, tuple[Array, Array]]) -> Any:
+    return now.after(size, code), {name: jnp.where(moves, *pair) for name, pair in numbers.items()}
 
 
 def chosen(flags: Array, new: Any, old: Any, scratch: tuple[str, ...] = ()) -> Any:
@@ -134,22 +147,20 @@ class System(NamedTuple):
 def run(space: Space, method: Method, options: Options, system: System) -> tuple[Array, End]:
     """x with A·x = b, finite, and how the solve ended. Inside, b is scaled by a power of two."""
     A, M, b, x0, limits, inner, basis = system
+    budget = limits.budget
     narrow, multiplied = options.dtype or b.dtype, A if inner is None else inner
-    v = space.probe(b) if method.self_adjoint else None
+    v = stopping.noise(space, b) if method.self_adjoint else None
     Av = None if v is None else A(v)
     unit = unit_of(space, b)
     b = b / unit
-    squared, *of_A = space.sums(squares(b), *(() if Av is None else (jnp.abs(Av),)))
-    b_norm = jnp.sqrt(squared)
-    tolerance = jnp.maximum(limits.rtol * b_norm, limits.atol / unit).astype(b_norm.dtype)
-    tolerance = jnp.minimum(tolerance, jnp.finfo(tolerance.dtype).max)  # which no infinite residual meets
-    drop = jnp.maximum(limits.drop, jnp.finfo(narrow).eps / 16)  # a recursion that fell by more is rounding
+    squared, of_A, probe = space.dot(b, b), None if Av is None else space.largest(Av), None
+    b_norm, tolerance, drop, scale, inverse = _numbers(narrow, squared, limits[:4], unit, of_A)
+    if v is not None and Av is not None:
+        probe = stopping.Probe(v, Av, scale, space.dot(inverse * Av, inverse * Av))
     r, x = b, jnp.zeros_like(b)
     if x0 is not None:
         r, x, squared = unless_far(space, A, b, x0, unit, squared)
-    rule = stopping.Rule(space, method, options.dtype, A, M, b, unit, b_norm, tolerance, limits.maxiter)
-    if v is not None and Av is not None:
-        rule = rule._replace(probe=stopping.Probe(v, Av, of_A[0] / space.length_of(b)))
+    rule = stopping.Rule(space, method, options.dtype, A, M, b, unit, b_norm, tolerance, limits.maxiter, probe)
     real = jnp.finfo(narrow).dtype
     # A refinement carries narrow vectors only, and computes many true residuals, each of which finds the best x.
     looks = inner is None and (method.iterate is x_of or method.least_squares)
@@ -160,9 +171,8 @@ def run(space: Space, method: Method, options: Options, system: System) -> tuple
 
     def trip(outer: Outer) -> Outer:
         """Runs the method from a true residual until its recursion ends it; then judges x by its true residual."""
-        before = outer.norm
+        before, goal, runs, is_new = _started(real, outer.squared, outer.code, tolerance, drop)
         work = method.start(space, multiplied, M, outer.r.astype(narrow), outer.squared.astype(real), outer.last)
-        goal = jnp.maximum(tolerance, drop * before).astype(real)
 
         def now_of(loop: Loop) -> Now:
             return Now(loop.k, loop.norm, loop.code, goal, limits.maxiter, most)
@@ -185,50 +195,78 @@ def run(space: Space, method: Method, options: Options, system: System) -> tuple
 
         def several(loop: Loop) -> Loop:
             loop = onward(loop)
-            if limits.budget is None:
-                return loop
-            return paced(loop, now_of(loop).active, tolerance.astype(real), limits.budget)
+            return loop if budget is None else paced(loop, now_of(loop).active, tolerance.astype(real), budget)
 
         def with_look(loop: Loop) -> Loop:
             best, loop = loop.best, loop._replace(best=None)  # which no step reads
-
-            def until_look(loop: Loop) -> Array:
-                return rule.until_look(now_of(loop), best)
-
-            loop = repeated(until_look, several, loop) if often else several(loop)
+            if often:
+                numbers = best._replace(x=None)
+                loop = repeated(lambda loop: stopping.until_look(method, now_of(loop), numbers), several, loop)
+            else:
+                loop = several(loop)
             return stopping.looked(rule, loop._replace(best=best), x_of_loop(loop), now_of(loop))
 
         best = outer.best if looks else None
-        loop = Loop(work, outer.k, before.astype(real), outer.code, outer.norms, best, outer.pace)
+        loop = Loop(work, outer.k, before.astype(real), outer.code, outer.norms, runs, best, outer.pace)
         if looks:
-            loop = repeated(lambda loop: anyone(loop.code == RUNNING), with_look, loop)
+            loop = repeated(lambda loop: anyone(loop.runs), with_look, loop)
         else:
             loop = repeated(lambda loop: anyone(now_of(loop).active), several, loop)._replace(best=outer.best)
-        x = jnp.where(outer.retries, outer.best.x, x_of_loop(loop))
-        new = stopping.judged(rule, x, loop.work.p if method.keeps else None, loop, outer, before)
+        x = jnp.where(is_new, x_of_loop(loop), outer.best.x)
+        new = stopping.judged(rule, x, loop, outer, before, is_new)
         if b.ndim == 1:  # a single system is in the loop only while it goes on
             return new
         return jax.tree.map(lambda new, old: jnp.where(outer.goes_on, new, old), new, outer)
 
-    size, k = jnp.sqrt(squared), jnp.zeros(b_norm.shape, jnp.int32)
+    size, k = b_norm if x0 is None else jnp.sqrt(squared), jnp.zeros(b_norm.shape, jnp.int32)
     norms = jnp.full((options.history_length, *k.shape), -1, size.dtype) if options.history_length else None
     last = Last(jnp.zeros_like(r, narrow), jnp.full_like(size, jnp.inf)) if method.keeps else None
-    pace = None if limits.budget is None else Pace(k, size.astype(real), size.astype(real))
-    Ax_norm = None if rule.probe is None else jnp.zeros_like(size)
-    code = jnp.full_like(k, RUNNING)
-    outer = Outer(x, r, squared, k, code, recorded(norms, k, size), last, Best(x, size, k), Ax_norm, pace)
+    pace = None if budget is None else Pace(k, size.astype(real), size.astype(real))
+    Ax_norm, best, goes_on = None if probe is None else jnp.zeros_like(size), Best(x, size, k), jnp.ones_like(k, bool)
+    norms, code = recorded(norms, k, size), jnp.full_like(k, RUNNING)
+    outer = Outer(x, r, squared, k, code, norms, last, best, Ax_norm, pace, goes_on)
     outer = repeated(lambda outer: anyone(outer.goes_on), trip, mesh_axes.varying(outer, r))
 
     # If the recursion was wrong, the best x may be worse than that at which the solve failed, or even than the start.
-    failed, best, norm, found = stopping.is_failure(outer.code), outer.best, outer.norm, outer.x
-    for other, other_norm in ((best.x, best.norm), (x, size)):
-        is_better = failed & (other_norm < norm)
-        norm, found = jnp.where(is_better, other_norm, norm), jnp.where(is_better, other, found)
+    takes_best, takes_start, norm = _least(outer.code, outer.squared, outer.best.norm, size)
+    found = jnp.where(takes_start, x, jnp.where(takes_best, outer.best.x, outer.x))
     code, Ax_norm = diagnosed(rule, outer, found, norm)
     if options.dtype is not None:  # a start that is not finite is no fault of the narrow type
-        code = jnp.where(failed & ~jnp.isfinite(size), jnp.int32(Status.NON_FINITE), code)
+        was_lost = stopping.is_failure(outer.code) & ~jnp.isfinite(size)
+        code = jnp.where(was_lost, jnp.int32(Status.NON_FINITE), code)
     norms = outer.norms if outer.norms is None else jnp.where(outer.norms < 0, outer.norms, outer.norms * unit)
     return found * unit, End(outer.k, norm * unit, code, norms, Ax_norm * unit, b_norm * unit)
+
+
+@functools.partial(one_kernel, statics=1)
+def _numbers(narrow: Any, squared: Array, limits: Any, unit: Array, of_A: Array | None) -> tuple[Any, ...]:
+    """‖b‖, the tolerance, the drop, and a power of two about the size of A with its inverse."""
+    rtol, atol, _, drop = limits
+    b_norm = jnp.sqrt(squared)
+    tolerance = jnp.maximum(rtol * b_norm, atol / unit).astype(b_norm.dtype)
+    tolerance = jnp.minimum(tolerance, jnp.finfo(tolerance.dtype).max)  # which no infinite residual meets
+    drop = jnp.maximum(drop, jnp.finfo(narrow).eps / 16)  # a recursion that fell by more is rounding
+    if of_A is None:
+        return b_norm, tolerance, drop, None, None
+    exponent = exponent_of(of_A)
+    return b_norm, tolerance, drop, *(power_of_two(e, b_norm.dtype) for e in (exponent, -exponent))
+
+
+@functools.partial(one_kernel, statics=1)
+def _started(real: Any, squared: Array, code: Array, tolerance: Array, drop: Array) -> tuple[Array, ...]:
+    """‖r‖, the norm at which the method ends, whether it runs, and whether a new x is to be judged, or the best one."""
+    norm = jnp.sqrt(squared)
+    return norm, jnp.maximum(tolerance, drop * norm).astype(real), code == RUNNING, code < stopping.RETRY
+
+
+@one_kernel
+def _least(code: Array, squared: Array, best: Array, start: Array) -> tuple[Array, Array, Array]:
+    """Whether a failed solve takes its best x, or its first one, and the least norm."""
+    failed, norm = stopping.is_failure(code), jnp.sqrt(squared)
+    takes_best = failed & (best < norm)
+    norm = jnp.where(takes_best, best, norm)
+    takes_start = failed & (start < norm)
+    return takes_best, takes_start, jnp.where(takes_start, start, norm)
 
 
 def unless_far(space: Space, A: Map, b: Array, x0: Array, unit: Array, b_squared: Array) -> tuple[Array, Array, Array]:
@@ -239,7 +277,7 @@ def unless_far(space: Space, A: Map, b: Array, x0: Array, unit: Array, b_squared
     """
     x = x0 / unit
     r = b - A(x)
-    squared, nothing = space.sums(squares(r), squares(0 * x0))
+    squared, nothing = space.sum(dot(r, r), dot(0 * x0, 0 * x0))
     is_far = (nothing == 0) & ~(squared < FAR**2 * b_squared)
     x = jnp.where(is_far | ~jnp.isfinite(x), 0, x)
     return jnp.where(is_far, b, r), x, jnp.where(is_far, b_squared, squared)

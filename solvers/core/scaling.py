@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from jaxsparse_fmt._one_kernel import one_kernel
 from jaxsparse_fmt._pytrees import pytree
 from jaxsparse_fmt.core import vector_passes
 
@@ -70,7 +71,11 @@ def power_of_two(exponent: Array, dtype: Any) -> Array:
 
 def unit_of(space: Any, v: Array) -> Array:
     """The power of two below the largest magnitude of v, by column, as far as the dtype can scale."""
-    size = space.largest(v)
+    return _power_below(space.largest(v))
+
+
+@one_kernel
+def _power_below(size: Array) -> Array:
     info = jnp.finfo(size.dtype)
     places, bias, integers = _layout(info.dtype)
     bits = lax.bitcast_convert_type(size, integers) & integers(2 * bias + 1 << places)

@@ -67,10 +67,6 @@ class Space:
         """xᴴ·y."""
         return self.sum(vectors.inner_product(x, y))
 
-    def sums(self, *rows: Array) -> Array:
-        """The sum of each row [n] or [n, k], in one reduction: [rows], or [rows, k]."""
-        return self.sum(vectors.sums(*rows))
-
     def largest(self, v: Array) -> Array:
         """The largest magnitude in v, by column."""
         here = jnp.max(jnp.abs(v), axis=0)

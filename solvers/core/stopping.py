@@ -5,14 +5,16 @@
 trip of the loop judges the best x. `lsmr` has a rule of its own.
 """
 
+import functools
 from typing import Any, NamedTuple, Self
 
 import jax.numpy as jnp
 from jax import Array
 
+from jaxsparse_fmt._one_kernel import one_kernel
 from solvers.core.scaling import Map
 from solvers.core.space import Space
-from solvers.core.vectors import anyone, once_if, squares
+from solvers.core.vectors import anyone, inner_product, once_if
 from solvers.solution import Status
 
 # Codes besides a Status: the method goes on; it must start again from the true residual, without or with this step; the
@@ -56,7 +58,7 @@ class Limits(NamedTuple):
 class Best(NamedTuple):
     """The best x so far, in the scale of the loop."""
 
-    x: Array
+    x: Any  # None where only the numbers are needed
     norm: Array  # of its residual, by recursion
     k: Array  # iterations when it was found, or when the solve last waited
 
@@ -76,6 +78,7 @@ class Loop(NamedTuple):
     norm: Array  # residual norm of the recursion
     code: Array  # RUNNING or how it ended
     norms: Any  # [history_length], by column too; None without history
+    runs: Any = None  # whether it is RUNNING, if a look decides that
     best: Any = None
     pace: Any = None  # a `Pace`, if there is a budget
 
@@ -96,20 +99,8 @@ class Outer(NamedTuple):
     last: Any  # a `Last`, if the method keeps its direction
     best: Best
     Ax_norm: Any  # ‖A‖·‖x‖ from below, of a self-adjoint method
-    pace: Any = None
-
-    @property
-    def norm(self) -> Array:
-        """‖r‖."""
-        return jnp.sqrt(self.squared)
-
-    @property
-    def goes_on(self) -> Array:
-        return (self.code == RUNNING) | self.retries
-
-    @property
-    def retries(self) -> Array:
-        return self.code >= RETRY
+    pace: Any
+    goes_on: Array  # whether it is RUNNING, or the best x is still to be judged
 
 
 class End(NamedTuple):
@@ -176,7 +167,8 @@ class Probe(NamedTuple):
 
     v: Array
     Av: Array
-    size: Array  # the mean of |A·v|
+    scale: Array  # a power of two about the largest |A·v|: the square of scale·x lies in the dtype
+    squared: Array  # ‖A·v / scale‖²
 
 
 class Rule(NamedTuple):
@@ -200,166 +192,155 @@ class Rule(NamedTuple):
     maxiter: Array
     probe: Probe | None = None
 
-    @property
-    def noise_norm(self) -> Any:
-        """About the norm of the probe."""
-        return (self.space.length_of(self.b) / 3) ** 0.5
 
-    def stuck(self, now: Now | Loop, best: Best) -> Array:
-        """Whether the residual blew up, or found no better x for many steps.
-
-        A method that keeps its direction then ends as WAITING. Least squares, whose recursion falls at every step even
-        while x grows, is then compared with the true residual. Other methods may take any number of steps.
-        """
-        is_late = now.k >= 2 * best.k + (LOOK if self.method.least_squares else PATIENCE)
-        if self.method.least_squares:
-            return is_late
-        return has_blown_up(now, best) | is_late if self.method.keeps else has_blown_up(now, best)
-
-    def until_look(self, now: Now, best: Best) -> Array:
-        """Whether some column goes on, and none is due for a look: at a better x, or if it is `stuck`."""
-        stuck = self.stuck(now, best)
-        if self.method.least_squares:
-            lives, is_due = now.active, stuck
-        else:
-            lives, is_due = now.active & ~stuck, now.norm <= BETTER * best.norm
-        return anyone(lives) & ~anyone(lives & is_due)
+def noise(space: Space, like: Array) -> Array:
+    """A pseudorandom vector of norm about 1, the same in every column."""
+    return (3 / space.length_of(like)) ** 0.5 * space.probe(like)
 
 
-def has_blown_up(now: Now | Loop, best: Best) -> Array:
+def is_stuck(method: Any, now: Now, best: Best) -> Array:
+    """Whether the residual blew up, or found no better x for many steps.
+
+    A method that keeps its direction then ends as WAITING. Least squares, whose recursion falls at every step even
+    while x grows, is then compared with the true residual. Other methods may take any number of steps.
+    """
+    is_late = now.k >= 2 * best.k + (LOOK if method.least_squares else PATIENCE)
+    if method.least_squares:
+        return is_late
+    return has_blown_up(now, best) | is_late if method.keeps else has_blown_up(now, best)
+
+
+def has_blown_up(now: Now, best: Best) -> Array:
     """Whether the residual has grown too far for a recovery: rounding leaves eps times the largest one."""
     return now.norm > jnp.finfo(now.norm.dtype).eps ** -0.875 * best.norm
 
 
+@functools.partial(one_kernel, statics=1)
+def until_look(method: Any, now: Now, best: Best) -> Array:
+    """Whether some column goes on, and none is due for a look: at a better x, or if it is stuck."""
+    stuck = is_stuck(method, now, best)
+    if method.least_squares:
+        lives, is_due = now.active, stuck
+    else:
+        lives, is_due = now.active & ~stuck, now.norm <= BETTER * best.norm
+    return anyone(lives) & ~anyone(lives & is_due)
+
+
 def looked(rule: Rule, loop: Loop, x: Array, now: Now) -> Loop:
     """The loop at x with its best x, and with the reason as its code if the method ends without a code of its own."""
-    best, size = loop.best, loop.norm
+    size, best = loop.norm, loop.best._replace(x=None)
     if rule.method.least_squares:
-        seen = now.active & rule.stuck(loop, best)
+        seen = now.active & is_stuck(rule.method, now, best)
         size = once_if(seen, lambda _, x: rule.space.norm(rule.b - rule.A(x)), size, x)
+    is_better, best, code, runs = _after_look(rule.method, now, best, size)
+    x = jnp.where(is_better, x, loop.best.x)
+    return loop._replace(best=best._replace(x=x), code=code, runs=runs)
+
+
+@functools.partial(one_kernel, statics=1)
+def _after_look(method: Any, now: Now, best: Best, size: Array) -> tuple[Array, Best, Array, Array]:
+    """Whether x, with a residual of `size`, is better than the best x; the better one; the code; whether that runs."""
+    reason = jnp.where(has_blown_up(now, best), jnp.int32(Status.DIVERGED), jnp.int32(WAITING))
+    if method.least_squares:
+        is_new = now.active & is_stuck(method, now, best)
+        is_better = is_new & (size < best.norm)
         # The recursion is wrong, or the residual grows, which with a symmetric A only an M can cause.
-        ends = seen & ~(size <= 2 * jnp.minimum(loop.norm, best.norm))
-        best = _where(seen & (size < best.norm), Best(x, size, best.k), best)
-        best = best._replace(k=jnp.where(seen, loop.k, best.k))
+        ends = is_new & ~(size <= 2 * jnp.minimum(now.norm, best.norm))
     else:
-        best = _where(size <= BETTER * best.norm, Best(x, size, loop.k), best)
-        ends = rule.stuck(loop, best)
-    reason = jnp.where(has_blown_up(loop, loop.best), jnp.int32(Status.DIVERGED), jnp.int32(WAITING))
-    code = jnp.where(ends, reason, jnp.where(now.active, jnp.int32(RUNNING), jnp.int32(ENDED)))
-    return loop._replace(best=best, code=jnp.where(loop.code == RUNNING, code, loop.code))
+        is_better = is_new = size <= BETTER * best.norm
+    best = Best(None, jnp.where(is_better, size, best.norm), jnp.where(is_new, now.k, best.k))
+    if not method.least_squares:
+        ends = is_stuck(method, now, best)
+    code = status_of((now.code != RUNNING, now.code), (ends, reason), (now.active, RUNNING), otherwise=ENDED)
+    return is_better, best, code, code == RUNNING
 
 
-def judged(rule: Rule, x: Array, p: Any, loop: Loop, outer: Outer, before: Array) -> Outer:
+def judged(rule: Rule, x: Array, loop: Loop, outer: Outer, before: Array, is_new: Array) -> Outer:
     """The solve at x, without entries that the dtype cannot hold in the user's scale, by its true residual.
 
     Args:
-      p: the direction of a method that keeps it, else None.
       loop, outer: how the method ended, and from where it started, with a residual of norm `before`.
+      is_new: whether x is not the best x, judged after a failure at that of `outer`.
     """
-    retries, given, scaled = outer.retries, x, x * rule.unit
+    given, scaled, probe, p = x, x * rule.unit, rule.probe, loop.work.p if rule.method.keeps else None
     x = jnp.where(jnp.isfinite(scaled), scaled, 0) / rule.unit
     Ax = rule.A(x)
     r = rule.b - Ax
-    truth = _truth(rule, r, x, given - x, Ax, p)
-    code = _verdict(rule, truth, before, loop)
-    better = _is_better(rule, truth.norm, before, code, loop, outer)
-    # In the last trip x is the best one, and the other one is that of the trip before.
-    other = Best(jnp.where(retries, outer.x, x), jnp.where(retries, before, truth.norm), loop.k)
-    best = _where(retries | better, other, loop.best)._replace(k=loop.k)
-    code = jnp.where(is_failure(code) & ~better & ~retries, code + RETRY, code)
-    last = None
+    scale = 1 if probe is None else probe.scale  # which keeps A·x in range
+    pairs = {"r": (r, r), "x": (scale * x,) * 2, "lost": (scale * (given - x),) * 2}
     if p is not None:
-        # Keep the direction only after three or more steps, and only in a refinement or if the code is WAITING.
-        worth = (loop.k - outer.k > 2) & ((rule.narrow is not None) | (loop.code == WAITING))
-        last = Last(p, jnp.where(worth, truth.along, jnp.inf))
-    return Outer(x, r, truth.squared, loop.k, code, loop.norms, last, best, truth.Ax_norm, loop.pace)
-
-
-class _Truth(NamedTuple):
-    """Sums at an x with its true residual r; ‖x‖² and the like in a scale that keeps A·x in range."""
-
-    squared: Array  # ‖r‖²
-    x_squared: Array  # ‖x‖²
-    lost: Array  # ‖x before it was cut to the dtype's range − x‖²
-    along: Any  # Re rᴴ·p, of a method that keeps its direction p
-    asymmetry: Any  # vᴴ·(A·x) − (A·v)ᴴ·x, of a self-adjoint method
-    Ax_norm: Any  # ‖A‖·‖x‖ from below, likewise
-
-    @property
-    def norm(self) -> Array:
-        return jnp.sqrt(self.squared)
-
-
-def _truth(rule: Rule, r: Array, x: Array, lost: Array, Ax: Array, p: Any) -> _Truth:
-    """All sums in one reduction."""
-    probe, scale = rule.probe, 1 if rule.probe is None else rule.probe.size
-    rows = [squares(r), squares(scale * x), squares(scale * lost)]
+        pairs["along"] = r, p
     if probe is not None:
-        rows += [jnp.conj(probe.v) * Ax - jnp.conj(probe.Av) * x, squares(probe.Av / probe.size)]
-    if p is not None:
-        rows.append(jnp.conj(r) * p)
-    sums = rule.space.sums(*rows)
-    asymmetry = Ax_norm = None
-    if probe is not None:
-        asymmetry = jnp.abs(sums[3])
-        Ax_norm = jnp.sqrt(sums[1].real) * jnp.sqrt(sums[4].real) / rule.noise_norm
-    return _Truth(sums[0].real, sums[1].real, sums[2].real, None if p is None else sums[-1].real, asymmetry, Ax_norm)
+        pairs |= {"vAx": (probe.v, Ax), "Avx": (probe.Av, x)}  # equal if A is self-adjoint
+    sums = dict(zip(pairs, rule.space.sum(*(inner_product(*pair) for pair in pairs.values())), strict=True))
+    limits = rule.b_norm, rule.tolerance, rule.maxiter, None if probe is None else probe.squared
+    now, best = Now(loop.k, loop.norm, loop.code), loop.best._replace(x=None)
+    start, refines = (before, outer.k, is_new), rule.narrow is not None
+    takes, best, code, along, Ax_norm, goes_on = _verdict(rule.method, refines, sums, limits, now, best, start)
+    best = best._replace(x=jnp.where(takes, jnp.where(is_new, x, outer.x), loop.best.x))
+    last = None if p is None else Last(p, along)
+    return Outer(x, r, sums["r"].real, loop.k, code, loop.norms, last, best, Ax_norm, loop.pace, goes_on)
 
 
-def _is_better(rule: Rule, norm: Array, before: Array, code: Array, loop: Loop, outer: Outer) -> Array:
-    """Whether x, whose residual has this norm, is better than the best x."""
-    best = loop.best
-    if rule.method.least_squares:
-        return jnp.where(code == Status.LEAST_SQUARES, BETTER, 1) * norm < best.norm
-    # The norm of a best x that was found since the method started is that of its recursion, which may be wrong.
-    claims = best.k > outer.k
-    runs = (loop.code < 0) & (loop.k < rule.maxiter)
-    return (norm < jnp.where(claims & runs, before, best.norm)) | (claims & (best.k == loop.k))
-
-
-def _verdict(rule: Rule, truth: _Truth, before: Array, loop: Loop) -> Array:
-    """RUNNING, or how the solve ended, by its true residual, whose norm was `before` when the method started."""
-    norm, code, claimed, method = truth.norm, loop.code, loop.norm, rule.method
-    eps = jnp.finfo(before.dtype).eps
-    is_lost = ~(truth.lost <= eps**2 * truth.x_squared)
-    asymmetric = None
-    if truth.asymmetry is not None:
-        asymmetric = truth.asymmetry > 100 * eps * rule.noise_norm * (2 * rule.b_norm + norm + truth.Ax_norm)
+@functools.partial(one_kernel, statics=2)
+def _verdict(method: Any, refines: bool, sums: dict[str, Array], limits: Any, now: Now, best: Best, start: Any) -> Any:
+    """Whether the best x changes, and that one; the code; ∞ or r·p; ‖A‖·‖x‖; whether it goes on."""
+    b_norm, tolerance, maxiter, Av_squared = limits
+    before, first_k, is_new = start
+    x_squared, lost = sums["x"].real, sums["lost"].real
+    code, claimed, norm, eps = now.code, now.norm, jnp.sqrt(sums["r"].real), jnp.finfo(before.dtype).eps
+    is_lost = ~(lost <= eps**2 * x_squared)
+    asymmetric, Ax_norm = False, None
+    if Av_squared is not None:
+        Ax_norm = jnp.sqrt(x_squared) * jnp.sqrt(Av_squared)
+        asymmetric = jnp.abs(sums["vAx"] - sums["Avx"]) > 100 * eps * (2 * b_norm + norm + Ax_norm)
     if method.keeps or method.least_squares:
         waits = (code == WAITING) & (norm <= 2 * claimed)
-        goes_on = (norm < 0.5 * before) | (waits if asymmetric is None else waits & ~asymmetric)
+        goes_on = (norm < 0.5 * before) | waits & ~asymmetric
     else:
         # The residual may rise until a method starts again, as in bicgstab: then maxiter, or a first step that may not
         # be taken, ends the solve. Rounding may hide the gain of a full cycle by the recursion; the next may gain more.
-        restarts, is_full = code == RESTART, code == FULL
+        is_full = code == FULL
         gained = is_full & (claimed < (1 - 100 * eps) * before) & (norm <= (1 + eps**0.5) * before)
-        goes_on = restarts | gained | (norm < jnp.where(is_full, 1, 0.5) * before)
+        goes_on = (code == RESTART) | gained | (norm < jnp.where(is_full, 1, 0.5) * before)
     code = status_of(
-        (norm <= rule.tolerance, Status.CONVERGED),
+        (norm <= tolerance, Status.CONVERGED),
         (code >= 0, code & (RETRY - 1)),
         (~jnp.isfinite(norm + claimed), Status.NON_FINITE),
         (claimed > MOST / jnp.finfo(claimed.dtype).eps, Status.DIVERGED),
-        (loop.k >= rule.maxiter, Status.MAXITER),
+        (now.k >= maxiter, Status.MAXITER),
         (goes_on & ~is_lost, RUNNING),
         otherwise=Status.STAGNATION,
     )
-    if asymmetric is not None:
+    if Ax_norm is not None:
         is_cause = asymmetric & (code > 0) & (code != Status.NON_FINITE)
         code = jnp.where(is_cause, jnp.int32(Status.NOT_SYMMETRIC), code)
-        accurate = is_rounding(code, norm, truth.Ax_norm, rule.b_norm, rule.tolerance)
+        accurate = is_rounding(code, norm, Ax_norm, b_norm, tolerance)
         code = jnp.where(accurate, jnp.int32(Status.ROUNDED), code)
     is_cause = (code == Status.STAGNATION) & is_lost
     if method.least_squares:
-        is_cause |= (code == Status.LEAST_SQUARES) & ~(truth.lost <= 0.01 * truth.x_squared)
-    return jnp.where(is_cause, jnp.int32(Status.OUT_OF_RANGE), code)
+        is_cause |= (code == Status.LEAST_SQUARES) & ~(lost <= 0.01 * x_squared)
+    code = jnp.where(is_cause, jnp.int32(Status.OUT_OF_RANGE), code)
+
+    if method.least_squares:
+        better = jnp.where(code == Status.LEAST_SQUARES, BETTER, 1) * norm < best.norm
+    else:
+        # The norm of a best x that was found since the method started is that of its recursion, which may be wrong.
+        claims, runs = best.k > first_k, (now.code < 0) & (now.k < maxiter)
+        better = (norm < jnp.where(claims & runs, before, best.norm)) | (claims & (best.k == now.k))
+    # In the last trip x is the best one, and the other one, that of the trip before, takes its place.
+    code = jnp.where(is_failure(code) & ~better & is_new, code + RETRY, code)
+    norm = jnp.where(is_new, jnp.where(better, norm, best.norm), before)
+    along = None
+    if method.keeps:
+        # Keep the direction only after three or more steps, and only in a refinement or if the code is WAITING.
+        worth = (now.k - first_k > 2) & (refines | (now.code == WAITING))
+        along = jnp.where(worth, sums["along"].real, jnp.inf)
+    return ~is_new | better, Best(None, norm, now.k), code, along, Ax_norm, (code == RUNNING) | (code >= RETRY)
 
 
 def is_failure(code: Array) -> Array:
     return (code > 0) & (code != Status.ROUNDED)
-
-
-def _where(flags: Array, new: Best, old: Best) -> Best:
-    return Best(*(jnp.where(flags, new, old) for new, old in zip(new, old, strict=True)))
 
 
 def is_rounding(code: Array, size: Array, Ax_norm: Array, b_norm: Array, tolerance: Array) -> Array:

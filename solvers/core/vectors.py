@@ -19,16 +19,6 @@ def dot(x: Array, y: Array) -> Array:
     return inner_product(x, y).real
 
 
-def sums(*rows: Array) -> Array:
-    """The sum of each row [n] or [n, k], in one reduction: [rows], or [rows, k]."""
-    return jnp.sum(jnp.stack(jnp.broadcast_arrays(*rows)), axis=1)
-
-
-def squares(x: Array) -> Array:
-    """|x|² of each entry."""
-    return (jnp.conj(x) * x).real
-
-
 def adjoint_product(A: Any, v: Array) -> Array:
     """Aᴴ·v."""
     return jnp.conj(times(A.T, jnp.conj(v)))

@@ -54,7 +54,10 @@ def call(
     sizes = {"n_ptr": ptr.size, "most": -1} | sizes
     assert sizes.keys() <= set(SIZES)
     words = np.array([sizes.get(name, 0) for name in SIZES], np.int64)
-    return jax.ffi.ffi_call(TARGET, out)(a, b, columns, ptr, pattern, sizes=words).astype(result)
+    # Flat, so that what XLA fuses with them are kernels of flat vectors, which it may have compiled already.
+    flat = jax.ShapeDtypeStruct((math.prod(shape),), out.dtype)
+    y = jax.ffi.ffi_call(TARGET, flat)(a.reshape(-1), b.reshape(-1), columns, ptr, pattern, sizes=words)
+    return y.reshape(shape).astype(result)
 
 
 def _bytes(array: Any, axis: int) -> int:

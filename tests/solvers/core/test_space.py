@@ -34,7 +34,7 @@ def test_sums_over_pieces_are_those_of_whole_vectors(columns):
         both = space.sum(jnp.sum(x, axis=0), jnp.sum(y, axis=0))
         parts = space.joined(space.part(x, y), space.part(x, x))
         one = space.dot(x, y), space.norm(x), space.length(1e200 * x), space.inner_product(x, y), space.largest(y)
-        return both, *map(total, parts), one, space.sums(x * y, y * y), space.exponent(x)
+        return both, *map(total, parts), one, space.exponent(x)
 
     got, wanted = in_pieces(numbers, x, y), numbers(HERE, x, y)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-13), got, wanted)
