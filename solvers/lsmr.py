@@ -312,7 +312,7 @@ def _run(options: Options, system: System, inside: bool, rtol_normal: Any = None
         # One step a trip, as in `Method.unrolled`: it has two products and about 60 scalars.
         unit = scaled(jnp.ones_like(b_norm), e_b + e_A)
         several = iterate.steps(advance, options, unit, unroll=1)
-        loop = iterate.repeated(lambda loop: jnp.any(goes_on(loop)), several, loop)
+        loop = lax.while_loop(lambda loop: jnp.any(goes_on(loop)), several, mesh_axes.varying(loop, loop))
         x = state.x + jnp.where(code == RUNNING, loop.work.x, 0)
         return Restart(x, r, r_norm, s_norm, jnp.maximum(A_norm, loop.work.A_norm), loop.k, loop.code, code, loop.norms)
 

@@ -11,7 +11,7 @@ starts, counts its iterations and ends separately.
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,6 @@ from solvers.core.stopping import RUNNING, Best, End, Last, Limits, Loop, Now, O
 from solvers.core.vectors import anyone, dot
 from solvers.solution import Status
 
-State = TypeVar("State", Loop, Outer)
 FAR = 1024  # times b: an x0 with a residual of that size is not used
 STEPS_PER_CHECK = 1000  # at most: all but one of them may be wasted
 STEPS_PER_REPORT = 16  # a report costs about 0.1 ms
@@ -201,17 +200,18 @@ def run(space: Space, method: Method, options: Options, system: System) -> tuple
             best, loop = loop.best, loop._replace(best=None)  # which no step reads
             if often:
                 numbers = best._replace(x=None)
-                loop = repeated(lambda loop: stopping.until_look(method, now_of(loop), numbers), several, loop)
+                loop = lax.while_loop(lambda loop: stopping.until_look(method, now_of(loop), numbers), several, loop)
             else:
                 loop = several(loop)
             return stopping.looked(rule, loop._replace(best=best), x_of_loop(loop), now_of(loop))
 
         best = outer.best if looks else None
         loop = Loop(work, outer.k, before.astype(real), outer.code, outer.norms, runs, best, outer.pace)
+        loop = mesh_axes.varying(loop, loop)
         if looks:
-            loop = repeated(lambda loop: anyone(loop.runs), with_look, loop)
+            loop = lax.while_loop(lambda loop: anyone(loop.runs), with_look, loop)
         else:
-            loop = repeated(lambda loop: anyone(now_of(loop).active), several, loop)._replace(best=outer.best)
+            loop = lax.while_loop(lambda loop: anyone(now_of(loop).active), several, loop)._replace(best=outer.best)
         x = jnp.where(is_new, x_of_loop(loop), outer.best.x)
         new = stopping.judged(rule, x, loop, outer, before, is_new)
         if b.ndim == 1:  # a single system is in the loop only while it goes on
@@ -225,7 +225,7 @@ def run(space: Space, method: Method, options: Options, system: System) -> tuple
     Ax_norm, best, goes_on = None if probe is None else jnp.zeros_like(size), Best(x, size, k), jnp.ones_like(k, bool)
     norms, code = recorded(norms, k, size), jnp.full_like(k, RUNNING)
     outer = Outer(x, r, squared, k, code, norms, last, best, Ax_norm, pace, goes_on)
-    outer = repeated(lambda outer: anyone(outer.goes_on), trip, mesh_axes.varying(outer, r))
+    outer = lax.while_loop(lambda outer: anyone(outer.goes_on), trip, mesh_axes.varying(outer, r))
 
     # If the recursion was wrong, the best x may be worse than that at which the solve failed, or even than the start.
     takes_best, takes_start, norm = _least(outer.code, outer.squared, outer.best.norm, size)
@@ -284,11 +284,7 @@ def unless_far(space: Space, A: Map, b: Array, x0: Array, unit: Array, b_squared
 
 
 def steps(advance: Callable[[Loop], Loop], options: Options, unit: Any, unroll: int) -> Callable[[Loop], Loop]:
-    """A function that advances `steps_per_check` times, and reports to `progress`.
-
-    Args:
-      unit: times the loop's norm is the norm in the user's scale.
-    """
+    """A function that advances `steps_per_check` times, and reports to `progress` the norm times `unit`."""
     number = min(options.steps_per_check, STEPS_PER_CHECK)
 
     def trip(loop: Loop) -> Loop:
@@ -305,10 +301,6 @@ def steps(advance: Callable[[Loop], Loop], options: Options, unit: Any, unroll: 
         return loop
 
     return trip
-
-
-def repeated(goes_on: Callable[[State], Array], f: Callable[[State], State], loop: State) -> State:
-    return lax.while_loop(goes_on, f, mesh_axes.varying(loop, loop))
 
 
 def show(callback: Callable[..., None], moves: Array, x: Array) -> None:
