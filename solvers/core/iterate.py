@@ -112,7 +112,6 @@ class Options(NamedTuple):
     """Static options of the loop.
 
     Attributes:
-      callback, progress: the user's functions.
       dtype, values: in a refinement, the dtype of the inner vectors, and that of the inner matrix.
     """
 
@@ -128,7 +127,6 @@ class System(NamedTuple):
     """A·x = b and the other inputs of the loop; a pytree if its maps are.
 
     Attributes:
-      M: an approximation of A⁻¹.
       b, x0: [n] or [n, k], which have entered the basis; x0 None starts from zero.
       inner: the A that the method multiplies with, in `Options.dtype`; M then takes vectors of that dtype too. None: A
         itself.

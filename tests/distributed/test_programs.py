@@ -27,7 +27,7 @@ def test_no_device_makes_or_moves_more_than_its_share(compiled):
     for name, of in programs.items():
         assert of["collectives"]["all-gather"] == of["collectives"]["all-to-all"] == 0
         assert of["moved"] <= 4 * share, name
-        # The loop sums products of six vectors at once; a row has 8 numbers of its block.
+        # A row has 8 numbers of its block.
         assert of["longest"] <= {"gradient": 40, "block_jacobi": 9, "coarse_space": 9}.get(name, 7) * share, name
 
 
