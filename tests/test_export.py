@@ -69,9 +69,10 @@ SOLVES = [lambda A, b: cg(A, b, rtol=1e-10, history=30), deep(lsmr), deep(lambda
 
 @flatbuffers
 @pytest.mark.parametrize("solve", SOLVES, ids=["cg", "lsmr", "eigsh"])
-def test_an_exported_solve_returns_its_solution(solve):
-    A = jsf.from_scipy(S, "csr")
-    sol, want = through_bytes(solve, A, B, platforms=None), solve(A, B)
+@pytest.mark.parametrize(("platforms", "backend"), [(None, "auto"), (("cpu", "cuda"), "xla")], ids=["cpu", "both"])
+def test_an_exported_solve_returns_its_solution(solve, platforms, backend):
+    A = jsf.from_scipy(S, "csr", backend=backend)
+    sol, want = through_bytes(solve, A, B, platforms=platforms), solve(A, B)
     assert sol.success and jax.tree.structure(sol) == jax.tree.structure(want)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-12), sol, want)
 
