@@ -49,7 +49,7 @@ def run(args: argparse.Namespace, progress: Progress) -> tables.Done:
     with arguments.word_length(dtype):
         with progress.stage("convert", f"{S.nnz:,} entries to {dtype}"), arguments.blaming(args.file):
             stored = measure.store(S, dtype, args.format, args.backend, args.devices)
-        M = {"auto": "auto", "none": None}.get(args.precond)
+        M = "auto" if args.precond == "auto" or args.method == "direct" else None
         if args.precond not in ("auto", "none"):
             with progress.stage("precondition", args.precond), arguments.blaming(f"--precond {args.precond}"):
                 M = jax.block_until_ready(getattr(solvers.precond, args.precond)(stored.A))

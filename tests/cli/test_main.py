@@ -246,6 +246,11 @@ def test_options_that_exclude_each_other_are_refused_before_reading(args, text, 
     assert text in refused(capsys, "solve", "A.mtx", *args.split())
 
 
+def test_direct_solves_if_no_preconditioner_is_asked_for(poisson: str, capsys):
+    assert main.main(["solve", poisson, "--method", "direct", "--precond", "none"]) == 0
+    assert fact(capsys.readouterr().out, "method") == "direct"
+
+
 def with_one_entry_more() -> scipy.sparse.csr_array:
     S = scipy.sparse.lil_array(POISSON)
     S[4, 7] = 0.5
