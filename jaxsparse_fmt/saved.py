@@ -86,9 +86,11 @@ def load(path: str | os.PathLike[str], dtype: Any = None, *, max_bytes: float | 
     text, indptr, indices, data = _arrays(path, "header", "indptr", "indices", "data")
     header, storage = _header(path, text)
     given = np.dtype(header["dtype"])
-    dtypes = np.dtype(np.int64), index_dtype(header["shape"][1]), np.uint16 if given.name == "bfloat16" else given
-    if (indptr.dtype, indices.dtype, data.dtype) != dtypes:
-        raise broken(path, f"it has {data.dtype} at {indices.dtype} columns, and its header names {given}")
+    found = f"{indptr.dtype} pointers, {indices.dtype} columns and {data.dtype} values"
+    stored_as = "uint16" if given.name == "bfloat16" else given
+    wanted = f"int64 pointers, {np.dtype(index_dtype(header['shape'][1]))} columns and {stored_as} values"
+    if found != wanted:
+        raise broken(path, f"it has {found}; by its header they are {wanted}")
     # SciPy has no 16-bit floats.
     data = data.view(given).astype(np.float32) if given.name in ("bfloat16", "float16") else data
     try:
