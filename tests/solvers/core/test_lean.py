@@ -28,13 +28,13 @@ PROGRAMS = X_OF | {
 BARS = {
     "cg": (415, 24),
     "fcg": (420, 29),
-    "bicgstab": (455, 27),
+    "bicgstab": (460, 32),
     "gmres": (516, 38),
     "idrs": (795, 38),
-    "minres": (615, 40),
+    "minres": (615, 42),
     "lsmr": (435, 33),
     "gradient of cg": (470, 35),
-    "gradient of gmres": (740, 53),
+    "gradient of gmres": (740, 56),
 }
 
 
