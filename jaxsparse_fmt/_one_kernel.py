@@ -13,8 +13,9 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-# XLA marks calls of small loops so. In later versions than those tried such calls might mean something else.
-ATTRIBUTES = {"xla_cpu_small_call": "true", "inlineable": "false"} if jax.__version_info__ < (0, 12) else {}
+# XLA marks calls of small loops so. Of JAX after the last version tried, such calls might mean something else.
+LAST_TRIED = 0, 11, 2
+ATTRIBUTES = {"xla_cpu_small_call": "true", "inlineable": "false"} if jax.__version_info__ <= LAST_TRIED else {}
 
 
 def one_kernel(f: Callable[..., Any], statics: int = 0) -> Callable[..., Any]:
