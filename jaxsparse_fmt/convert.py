@@ -92,7 +92,7 @@ def _chooser(choose: Callable[[Csr, Target], SparseMatrix]) -> Callable[[Any, Ta
     made = Kept(8)
 
     def chosen(A: Any, target: Target) -> SparseMatrix:
-        key = target, selection.active_backend(target.backend), memory.device()
+        key = target, selection.active_backend(target.backend), memory.device(), jax.sharding.get_abstract_mesh()
         if isinstance(A, SparseMatrix) and made.find(key, jax.tree.leaves(A)):
             return A
         A = choose(building.where_it_converts(A, target), target)

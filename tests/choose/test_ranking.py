@@ -343,3 +343,5 @@ def test_a_matrix_that_auto_made_is_returned_as_it_is_only_while_auto_would_make
     np.testing.assert_array_equal(changed.data, A.data.at[1].add(1))
     with jsf.use_backend("xla"):
         assert A.asformat("auto").name == jsf.choose.rank(S)[0].format != A.name
+    with jax.set_mesh(jax.make_mesh((1,), ("rows",))):  # on whose devices new matrices lie
+        assert A.asformat("auto").values.sharding == A.asformat("csr").values.sharding != A.values.sharding
