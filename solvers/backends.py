@@ -103,23 +103,26 @@ def _by_cudss(F: LibraryFactors) -> LibraryFactors:
     analyze = functools.partial(cudss.analyze, mtype_id=kind, mview_id="full", device_id=F.device)
     facts = F.n, F.values.size, F.dtype, F.is_symmetric, F.is_transposed, F.device
 
-    def taken(digest: Any) -> np.ndarray:
+    def taken(words: Any) -> np.ndarray:
+        digest = np.asarray(words)[..., :4]
         return np.full((*digest.shape[:-1], 1), _taken((facts, digest.tobytes())), np.int32)
 
-    def kept(digest_and_name: Any) -> np.ndarray:
-        digest, name = np.split(np.asarray(digest_and_name), [4], axis=-1)
+    def kept(words: Any) -> np.ndarray:
+        digest, name = np.split(np.asarray(words), [4], axis=-1)
         _keep((facts, digest.tobytes()), int(name.ravel()[0]))
         return name.astype(np.int32)
 
-    def on_host(f: Any, given: Array) -> Array:
+    def on_host(f: Any, *words: Array) -> Array:
+        given = jnp.concatenate(words)
         return jax.pure_callback(f, jax.ShapeDtypeStruct((1,), jnp.int32), given, vmap_method="broadcast_all")
 
-    # The name depends on the values, so that XLA does not take it out of a loop.
-    digest, values = lax.optimization_barrier((_digest(ptr, col), F.values))
+    # The name depends on the values, so that XLA does not take it out of a loop, and a batch of them has names.
+    digest, values = _digest(ptr, col), F.values
+    of_values = lax.bitcast_convert_type(values[:1].real.astype(jnp.float32), jnp.uint32)
     token = jax.eval_shape(analyze, values, ptr, col)
-    token = dataclasses.replace(token, id=on_host(taken, digest), values=values, offsets=ptr, columns=col)
-    token = cudss.factorize(token, values)
-    name = on_host(kept, jnp.concatenate([digest, token.id.astype(jnp.uint32)]))
+    name = on_host(taken, digest, of_values)
+    token = cudss.factorize(dataclasses.replace(token, id=name, values=values, offsets=ptr, columns=col), values)
+    name = on_host(kept, digest, token.id.astype(jnp.uint32))
     return dataclasses.replace(F, token=dataclasses.replace(token, id=name))
 
 

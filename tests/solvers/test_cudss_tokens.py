@@ -54,6 +54,9 @@ class Spineax(types.ModuleType):
 
     def factorize(self, token, values):
         def renamed(name, offsets, columns, values):
+            if values.ndim == 2:  # of a batch, for which spineax refuses a single name
+                assert len(name) == len(values)
+                return np.stack([renamed(i, offsets[0], columns[0], v) for i, v in zip(name, values, strict=True)])
             pattern, _ = self.entries.pop(int(name[0]), (None, None))
             pattern = self._analysed(offsets, columns) if pattern is None else pattern
             assert all(map(np.array_equal, pattern, (offsets, columns)))  # else cuDSS's factors would be garbage
@@ -62,7 +65,7 @@ class Spineax(types.ModuleType):
             return np.array([name], np.int32)
 
         given = token.id, token.offsets, token.columns, values
-        name = jax.pure_callback(renamed, jax.ShapeDtypeStruct((1,), np.int32), *given, vmap_method="sequential")
+        name = jax.pure_callback(renamed, jax.ShapeDtypeStruct((1,), np.int32), *given, vmap_method="expand_dims")
         return dataclasses.replace(token, id=name, values=values)
 
     def solve(self, token, b):
