@@ -79,10 +79,10 @@ def refined(found: superlu.OnHost, b: Any, limits: Any, dtype: Any, way: str = "
     S = found.host.S.T if way == "T" else found.host.S
     rhs = np.asarray(b, np.complex128 if b.dtype.kind == "c" else S.dtype)
     with np.errstate(all="ignore"):
-        b_norm = _length(rhs)
+        b_norm = length(rhs)
         least = np.maximum(limits.rtol * b_norm, limits.atol)
         x, size, last = np.zeros(rhs.shape, dtype), b_norm, np.inf
-        exact, r, r_norm = np.zeros_like(rhs), rhs, b_norm
+        exact, r, r_norm, rounded = np.zeros_like(rhs), rhs, b_norm, x
         steps = np.zeros(b_norm.shape, np.int32)
         while True:
             goes_on = (size > least) & (r_norm > least) & (r_norm <= last / 2)
@@ -91,9 +91,9 @@ def refined(found: superlu.OnHost, b: Any, limits: Any, dtype: Any, way: str = "
             steps, last, z = steps + goes_on, r_norm, found.solve(r, way)
             exact = exact + (z if goes_on.all() else np.where(goes_on, z, 0))
             r, rounded = rhs - S @ exact, exact.astype(dtype, copy=False)
-            r_norm = rounded_norm = _length(r)
+            r_norm = rounded_norm = length(r)
             if rounded is not exact:
-                rounded_norm = _length(rhs - S @ rounded)
+                rounded_norm = length(rhs - S @ rounded)
             better = rounded_norm < size
             if better.all():
                 x, size = rounded, rounded_norm
@@ -101,13 +101,16 @@ def refined(found: superlu.OnHost, b: Any, limits: Any, dtype: Any, way: str = "
                 x, size = np.where(better, rounded, x), np.where(better, rounded_norm, size)
         code, Ax_norm = np.zeros(b_norm.shape, np.int32), np.zeros_like(b_norm)
         if not (size <= least).all():
-            Ax_norm, eps = found.host.longest_column * _length(x), jnp.finfo(dtype).eps
+            Ax_norm, eps = found.host.longest_column * length(x), jnp.finfo(dtype).eps
             limit = np.minimum(ROUNDED * eps * (Ax_norm + b_norm), eps**0.25 * b_norm)
             is_rounding = (size <= limit) & (least >= eps * b_norm)
-            otherwise = np.where(goes_on, Status.MAXITER, Status.STAGNATION)
+            is_held = np.all(np.isfinite(rounded), axis=0)  # by the dtype
+            otherwise = np.where(is_held, Status.STAGNATION, Status.OUT_OF_RANGE)
+            otherwise = np.where(goes_on, Status.MAXITER, otherwise)
             is_lost = ~(is_rounding | (size <= least)) & np.isfinite(b_norm)
             if is_lost.any():
-                condition = np.max(np.where(is_lost, found.host.longest_column * _length(exact) / b_norm, 0))
+                shown = found.host.longest_column * length(exact) / b_norm
+                condition = np.max(np.where(is_lost & is_held, shown, 0))
                 if not condition * eps < 0.1 or not found.condition() * eps < 0.1:
                     otherwise = Status.SINGULAR
             code = np.where(is_rounding, Status.ROUNDED, np.where(np.isfinite(b_norm), otherwise, Status.NON_FINITE))
@@ -123,19 +126,21 @@ def _refined(found: superlu.OnHost | None, entries: Any, b: Any, numbers: Any, w
         if np.any(ends[0]) and found.ordering == MMD and not found.is_accurate:
             return None
         return np.concatenate([x, np.stack(ends)])
-    size = _length(b)
+    size = length(b)
     is_finite = np.isfinite(size) & np.all(np.isfinite(entries[2]))
-    code = np.where(size == 0, Status.CONVERGED, np.where(is_finite, Status.SINGULAR, Status.NON_FINITE))
+    code = np.where(is_finite, np.where(size == 0, Status.CONVERGED, Status.SINGULAR), Status.NON_FINITE)
     zeros, size = np.zeros_like(size), np.where(is_finite, size, np.nan)
     return np.concatenate([np.zeros_like(b), np.stack([code, zeros, size, zeros])])
 
 
-def _length(a: np.ndarray) -> np.ndarray:
+def length(a: np.ndarray) -> np.ndarray:
     """‖a‖₂ by column; no square over- or underflows."""
-    length = np.linalg.norm(a, axis=0)
-    if a.ndim == 1 and 1e-100 < length < 1e100:
-        return length  # `np.all` would cost 4 µs
-    if np.all((length > 1e-100) & (length < 1e100)):
-        return length
+    with np.errstate(all="ignore"):
+        norm = np.linalg.norm(a, axis=0)
+    if a.ndim == 1 and 1e-100 < norm < 1e100:
+        return norm  # `np.all` would cost 4 µs
+    if np.all((norm > 1e-100) & (norm < 1e100)):
+        return norm
     size = np.max(np.abs(a), axis=0)
-    return size * np.linalg.norm(a / np.where(size == 0, 1, size), axis=0)
+    with np.errstate(all="ignore"):
+        return size * np.linalg.norm(a / np.where(size == 0, 1, size), axis=0)

@@ -17,12 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxsparse_fmt._tracing import concrete
-from solvers import precond
+from solvers import on_host, precond
 from solvers.bicgstab import METHOD as BICGSTAB
 from solvers.cg import METHOD as CG
 from solvers.core import arguments
 from solvers.core.operators import is_function
 from solvers.core.solve import solve as by_method
+from solvers.core.space import length
 from solvers.core.stopping import ROUNDED
 from solvers.direct import direct, placed_like, prepared, solved
 from solvers.facts import Facts, check_finite
@@ -377,7 +378,7 @@ def by_lsmr(A: Any, b: Any, x0: Any, settings: Any) -> Solution:
 
 @jax.jit
 def _code_of_system(code: Any, size: Any, b: Any, rtol: Any, atol: Any) -> Any:
-    is_least = (code == Status.CONVERGED) & (size > (1 + 1e-6) * jnp.maximum(rtol * jnp.linalg.norm(b, axis=0), atol))
+    is_least = (code == Status.CONVERGED) & (size > (1 + 1e-6) * jnp.maximum(rtol * length(b), atol))
     return jnp.where(is_least, jnp.int32(Status.LEAST_SQUARES), code)
 
 
@@ -386,10 +387,13 @@ def by_singular_values(host: Host, b: Any, dtype: Any, settings: Any) -> Solutio
     S, eps = host.S, jnp.finfo(dtype).eps
     rhs = np.asarray(b).astype(np.result_type(S, b.dtype, np.float64))
     x, _, _, values = np.linalg.lstsq(S.toarray(), rhs, rcond=host.n * np.finfo(S.dtype).eps)
-    x = x.astype(dtype)
-    r = rhs - S @ x
-    size, b_norm, x_norm = (np.linalg.norm(v, axis=0) for v in (r, rhs, x))
+    with np.errstate(over="ignore"):
+        x = x.astype(dtype)
+    is_held = np.all(np.isfinite(x), axis=0)  # by the dtype
+    x = np.where(is_held, x, 0)
+    size, b_norm, x_norm = (on_host.length(v) for v in (rhs - S @ x, rhs, x.astype(rhs.dtype)))
     rounding = ROUNDED * eps * (values[0] * x_norm + b_norm)
     code = np.where(size <= rounding, np.int32(Status.ROUNDED), np.int32(Status.LEAST_SQUARES))
+    code = np.where(is_held, code, np.int32(Status.OUT_OF_RANGE))
     code = np.where(size <= np.maximum(settings["rtol"] * b_norm, settings["atol"]), np.int32(0), code)
     return placed_like(b, (x, code, np.ones_like(code), size.astype(np.real(x).dtype)))

@@ -156,8 +156,9 @@ def test_a_nan_is_told_inside_jit_and_outside(where):
     (data if where == "A" else b)[3] = np.nan
     with jax.debug_nans(False):
         for solve in (direct, jitted):
-            sol = solve(A.with_data(data), b)
-            assert sol.status is Status.NON_FINITE and np.isnan(sol.residual_norm)
+            for rhs in (b,) if where == "b" else (b, 0 * b):  # x = 0 solves no system with a NaN
+                sol = solve(A.with_data(data), rhs)
+                assert sol.status is Status.NON_FINITE and np.isnan(sol.residual_norm)
 
 
 def test_what_cannot_be_factored_is_refused_in_words():
@@ -206,6 +207,14 @@ def test_a_solution_whose_square_overflows_is_no_infinity():
     S = jsf.gallery.poisson(4)
     A, b = jsf.from_scipy(1e-22 * S, "csr", dtype="float32"), np.full(S.shape[0], 1e-22, np.float32)
     assert direct(A, b).success
+
+
+@pytest.mark.parametrize(("dtype", "scale"), [(np.float32, 1e25), (np.float64, 1e200)])
+def test_is_a_solution_beyond_the_dtype_told(dtype, scale):
+    wide, b = A.with_data((DATA / scale).astype(dtype)), (RHS * scale).astype(dtype)
+    for solve in (direct, jitted):
+        sol = solve(wide, b)
+        assert sol.status is Status.OUT_OF_RANGE and np.all(np.isfinite(sol.x))
 
 
 def test_an_x_that_only_its_dtype_keeps_from_the_tolerance_comes_from_the_host_at_once(compiled):

@@ -103,6 +103,21 @@ def test_a_singular_matrix_ends_with_a_true_reason():
     assert sol.status is Status.CONVERGED and residual(S, S @ b, sol.x) <= 1e-8
 
 
+@pytest.mark.parametrize(("dtype", "scale"), [(np.float32, 1e25), (np.float64, 1e200)])
+@pytest.mark.parametrize("dense", [0, 500])
+def test_is_a_singular_system_whose_squares_overflow_called_solved(monkeypatch, dtype, scale, dense):
+    monkeypatch.setattr(sys.modules["solvers.ways"], "DENSE", dense)
+    A = jsf.from_scipy(sp.csr_array(np.triu(np.ones((N, N)), 1)), "csr", dtype=dtype)
+    sol = solve(A, np.full(N, scale, dtype))
+    assert sol.status is Status.LEAST_SQUARES and sol.method == ("singular values" if dense else "lsmr")
+    np.testing.assert_allclose(sol.residual_norm, scale, rtol=1e-3)
+
+
+def test_is_a_solution_beyond_the_dtype_called_least_squares():
+    sol = solve(jsf.from_scipy(1e-200 * tridiagonal(), "csr"), np.full(N, 1e200))
+    assert sol.status is Status.OUT_OF_RANGE and np.all(np.isfinite(sol.x))
+
+
 @pytest.mark.parametrize("transformed", [lambda f: f, jax.jit], ids=["eager", "jit"])
 def test_the_direct_method_tells_as_direct_does(transformed):
     singular = jsf.from_scipy(sp.csr_array(np.triu(np.ones((N, N)), 1)), "csr")
