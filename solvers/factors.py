@@ -17,6 +17,7 @@ from jax import Array, lax
 from jaxsparse_fmt._pytrees import exportable, pytree
 from jaxsparse_fmt._tracing import is_traced, standard_promotion
 from jaxsparse_fmt._types import CsrArrays
+from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import Operator
 from jaxsparse_fmt.core.triangular import Triangle
 from solvers import backends, superlu
@@ -106,6 +107,7 @@ class Inverse(Operator):
 @jax.jit
 def _applied(M: Inverse, r: Array) -> Array:
     """M·r. The derivative of a solve is a solve, A·dx = dr − dA·x; only derivatives compute the product with A."""
+    M, r = mesh_axes.varying((M, r))
     A = (lambda v: v) if M.A is None else lambda v: (M.A @ v).astype(r.dtype)
     return lax.custom_linear_solve(
         A, r, lambda _, r: M.factors.solve(r).astype(r.dtype), lambda _, r: M.factors.T.solve(r).astype(r.dtype)

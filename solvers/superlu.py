@@ -21,6 +21,7 @@ import jax
 import numpy as np
 import scipy
 
+from jaxsparse_fmt.core import mesh_axes
 from solvers.core import arguments
 from solvers.host import ASYMMETRY_OF_ILU, COLAMD, MMD, THRESHOLD, Host
 from solvers.solution import SolverError, Status
@@ -379,7 +380,8 @@ def call(
     ndims = tuple(array.ndim for array in arrays)
     host = Call(f, n, recipe, options, like.shape, np.dtype(like.dtype), ndims, checks)
     shape = jax.ShapeDtypeStruct(like.shape, like.dtype)
-    return jax.pure_callback(host, shape, *entries, *arrays, vmap_method="expand_dims")
+    result = jax.pure_callback(host, shape, *entries, *arrays, vmap_method="expand_dims")
+    return mesh_axes.varying(result, entries, arrays)  # which JAX takes for the same on all devices
 
 
 def members(arrays: Any, ndims: tuple[int, ...]) -> tuple[tuple[int, ...], list[Any]]:

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import jaxsparse_fmt as jsf
-from solvers import cg, eigsh, gmres, lobpcg, lsmr, precond
+from solvers import cg, direct, eigsh, factorized, gmres, lobpcg, lsmr, precond
 from tests.marks import deep, few
 from tests.solvers.methods import CASES, REFINED
 
@@ -62,6 +62,25 @@ def check(solve, case):
 @pytest.mark.parametrize("case", few([*CASES, REFINED[0]], 1), ids=str)
 def test_every_method_solves_each_devices_own_system_with_gradients(case):
     check(functools.partial(case.solver, rtol=1e-11), case)
+
+
+def test_direct_solves_each_devices_own_system_with_gradients():
+    check(direct, CASES[0])
+
+
+def test_factors_of_values_that_all_devices_share_have_gradients():
+    S, b = CASES[0].system()
+    A, B = jsf.from_scipy(S, "csr"), np.stack([b, b[::-1]])
+
+    def total(data):
+        f = jax.shard_map(
+            lambda d, b: factorized(A.with_data(d)) @ b[0], mesh=MESH, in_specs=(SAME, OWN), out_specs=OWN
+        )
+        return jnp.sum(f(data, B))
+
+    row, col = S.tocoo().coords
+    y, x = np.linalg.solve(S.toarray().T, np.ones(b.size)), np.linalg.solve(S.toarray(), B.sum(axis=0))
+    np.testing.assert_allclose(jax.jit(jax.grad(total))(A.data), -y[row] * x[col], rtol=1e-9, atol=1e-12)
 
 
 def made_here(make):
