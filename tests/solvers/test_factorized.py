@@ -171,6 +171,12 @@ def test_what_cannot_be_factored_is_refused_in_words():
         direct(jsf.shard(matrix(), mesh), RHS)
 
 
+def test_steps_of_refinement_are_not_differentiated():
+    for run in (direct, lambda A, b, adjoint: factorized(A).solve(b, adjoint=adjoint)):
+        with pytest.raises(TypeError, match="for a direct solve; got 'unrolled'"):
+            run(A, RHS, adjoint="unrolled")
+
+
 def test_a_bcoo_matrix_is_refused_with_the_cure():
     with pytest.raises(TypeError, match="from_bcoo"):
         direct(jax.experimental.sparse.BCOO.fromdense(jnp.eye(3)), np.ones(3))
