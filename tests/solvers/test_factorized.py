@@ -3,6 +3,7 @@
 import functools
 import itertools
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import jax
 import jax.experimental.sparse
@@ -172,9 +173,10 @@ def test_what_cannot_be_factored_is_refused_in_words():
 
 
 def test_steps_of_refinement_are_not_differentiated():
+    unrolled: Any = "unrolled"
     for run in (direct, lambda A, b, adjoint: factorized(A).solve(b, adjoint=adjoint)):
         with pytest.raises(TypeError, match="for a direct solve; got 'unrolled'"):
-            run(A, RHS, adjoint="unrolled")
+            run(A, RHS, adjoint=unrolled)
 
 
 def test_a_bcoo_matrix_is_refused_with_the_cure():
