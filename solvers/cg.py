@@ -23,7 +23,7 @@ from jaxsparse_fmt.core.vector_passes import DOT, Number, Pass
 from solvers.core.iterate import Method
 from solvers.core.scaling import Map, Product
 from solvers.core.settings import Settings, solver
-from solvers.core.solve import solve
+from solvers.core.solve import by_method
 from solvers.core.space import Space
 from solvers.core.stopping import RUNNING, Last, Now
 from solvers.core.vectors import ratio, root
@@ -124,7 +124,7 @@ def cg(
     """
     if not isinstance(one_reduction, bool):
         raise TypeError(f"one_reduction must be True or False; got {one_reduction!r}")
-    return solve(ONE_REDUCTION if one_reduction else METHOD, A, b, x0, settings)
+    return by_method(ONE_REDUCTION if one_reduction else METHOD, A, b, x0, settings)
 
 
 def start(space: Space, A: Map, M: Map, r: Array, squared: Array, last: Last | None) -> Work:
@@ -183,8 +183,8 @@ def step(space: Space, A: Map, M: Map, work: Any, now: Now) -> tuple[Any, Now]:
     z = M(r)
     rz = rr if z is r else space.part(r, z)
     numbers = gamma, curvature, minus_alpha, moves, rr, rz, now.k, now.code
-    (x, p), (gamma, k, size, ended, *_), _ = space.sweep(TURN, numbers, (x, p, z))
-    return Work(x, r, p, gamma), now._replace(k=k, norm=size, code=ended)
+    (x, p), (gamma, k, norm, ended, *_), _ = space.sweep(TURN, numbers, (x, p, z))
+    return Work(x, r, p, gamma), now._replace(k=k, norm=norm, code=ended)
 
 
 def _descend(gamma, curvature, *now):
@@ -228,9 +228,9 @@ def step_predicting(space: Space, A: Map, M: Map, work: Predicting, now: Now) ->
         t = M(s)
         numbers = *sums, space.part(s, t), *numbers
         vectors, scalars, sums = space.sweep(ADVANCE_OF_M, numbers, (x, r, d, s, z, t))
-    (x, r, d, *of_M), (u, c, curvature, k, size, ended, *_) = vectors, scalars
+    (x, r, d, *of_M), (u, c, curvature, k, norm, ended, *_) = vectors, scalars
     z = of_M[0] if of_M else None
-    return Predicting(x, r, z, d, u, c, curvature, sums), now._replace(k=k, norm=size, code=ended)
+    return Predicting(x, r, z, d, u, c, curvature, sums), now._replace(k=k, norm=norm, code=ended)
 
 
 def _advance(curvature, ss, u, c, before, rr, rest, *now):

@@ -25,7 +25,7 @@ from solvers.core.iterate import Method, holding
 from solvers.core.operators import promoted
 from solvers.core.scaling import Map
 from solvers.core.settings import DEFAULTS, Adjoint, settled
-from solvers.core.solve import solve
+from solvers.core.solve import by_method
 from solvers.core.space import Space, length
 from solvers.core.stopping import status_of
 from solvers.logdet import inverse_entries, sample, slogdet
@@ -65,7 +65,7 @@ class Factorized(factors.Inverse):
     ) -> Solution:
         """Solves A·x = b, with refinement; see `direct`."""
         b = arguments.vectors(b, "b")
-        return solved(self.A, b, None, _settings(self, self.A, b, rtol, atol, adjoint))
+        return by_factors(self.A, b, None, _settings(self, self.A, b, rtol, atol, adjoint))
 
     @standard_promotion
     def logdet(self) -> tuple[Array, Array]:
@@ -181,13 +181,13 @@ def direct(
     b = arguments.vectors(b, "b")
     try:
         M, name = prepared(A, not in_trace(), "direct", backend, symmetric)
-        sol = solved(A, b, None, _settings(M, A, b, rtol, atol, adjoint))
+        sol = by_factors(A, b, None, _settings(M, A, b, rtol, atol, adjoint))
         return dataclasses.replace(sol, _told=Told((f"direct by {name}",)))
     except SolverError as error:
         x = jnp.zeros(b.shape, _dtype(A, b))
-        size = length(b - A @ x)  # NaN where A has one
-        code = jnp.where(size == 0, jnp.int32(Status.CONVERGED), jnp.int32(error.status))
-        return Solution(x, code, jnp.zeros_like(code), size, None)
+        norm = length(b - A @ x)  # NaN where A has one
+        code = jnp.where(norm == 0, jnp.int32(Status.CONVERGED), jnp.int32(error.status))
+        return Solution(x, code, jnp.zeros_like(code), norm, None)
 
 
 RECIPE = ("lu",)
@@ -203,7 +203,7 @@ class Prepared(NamedTuple):
 def prepared(
     A: Any, is_eager: bool, maker: str = "direct", backend: str = "superlu", symmetric: bool | None = None
 ) -> tuple[Prepared | Factorized, str]:
-    """A, factored for `solved` by the library of this name, or that suits A, and the library's name.
+    """A, factored for `by_factors` by the library of this name, or that suits A, and the library's name.
 
     Errors as of `factorized`; if `is_eager`, a known A is factored for solves by SuperLU.
     """
@@ -253,7 +253,7 @@ def placed_like(b: Any, found: tuple[np.ndarray, ...], *words: str) -> Solution:
 _on_device = jax.jit(lambda *arrays: arrays)
 
 
-def solved(A: Any, b: Any, x0: Any, settings: Any) -> Solution:
+def by_factors(A: Any, b: Any, x0: Any, settings: Any) -> Solution:
     """The solution of A·x = b by the factors of A as it was `prepared`, in place of M; SINGULAR where A is at fault."""
     F, adjoint, b = settings["M"], settings["adjoint"], arguments.vectors(b, "b")
     if isinstance(adjoint, str):  # by steps whose factors are constants a derivative by A would be 0
@@ -268,8 +268,8 @@ def solved(A: Any, b: Any, x0: Any, settings: Any) -> Solution:
     changed = settings | {"M": dataclasses.replace(F, A=None), "maxiter": most, "adjoint": adjoint}
     changed["check_every"] = changed["check_every"] or 1  # the steps between two checks would be solves
     if type(F.factors) is HostFactors and x0 is None and not _is_watched(settled(changed, b, len(b), STEPS)[0]):
-        return solve(ON_HOST, A, b, x0, changed)
-    sol = solve(METHOD, A, b, x0, changed)
+        return by_method(ON_HOST, A, b, x0, changed)
+    sol = by_method(METHOD, A, b, x0, changed)
     if not is_traced(sol.code) and bool(np.all(sol.success)):
         return sol
     norm = matrix_norm(F.A)
@@ -306,14 +306,14 @@ def _condition(F: Factorized) -> Array:
     transposed = F.factors.T
 
     def better(_: int, kept: tuple[Array, Array]) -> tuple[Array, Array]:
-        x, size = kept
+        x, largest = kept
         y = F.factors.solve(x)
         sign = jnp.where(y == 0, 1, y / jnp.where(y == 0, 1, jnp.abs(y)))
         z = jnp.abs(transposed.solve(jnp.conj(sign)))
-        return jnp.zeros_like(x).at[jnp.argmax(z)].set(1), jnp.maximum(size, jnp.sum(jnp.abs(y)))
+        return jnp.zeros_like(x).at[jnp.argmax(z)].set(1), jnp.maximum(largest, jnp.sum(jnp.abs(y)))
 
     start = jnp.full(n, 1 / n, F.dtype)
-    _, size = lax.fori_loop(0, CONDITION_STEPS, better, (start, jnp.zeros((), start.real.dtype)))
+    _, largest = lax.fori_loop(0, CONDITION_STEPS, better, (start, jnp.zeros((), start.real.dtype)))
     i = jnp.arange(n, dtype=start.real.dtype)
     ramp = (jnp.where(i % 2 == 0, 1, -1) * (1 + i / max(n - 1, 1))).astype(F.dtype)
-    return matrix_norm(F.A) * jnp.maximum(size, 2 * jnp.sum(jnp.abs(F.factors.solve(ramp))) / (3 * n))
+    return matrix_norm(F.A) * jnp.maximum(largest, 2 * jnp.sum(jnp.abs(F.factors.solve(ramp))) / (3 * n))

@@ -147,7 +147,7 @@ def eigenpairs(pairs: "Pairs", basis: Basis, pencil: Pencil, like: Array, frozen
     return dataclasses.replace(sol, eigenvectors=basis.leave(sol.eigenvectors))
 
 
-class Pairs(opaque.Rules):
+class Pairs(opaque.Operation):
     """The result of a loop, differentiable in whatever A and M depend on; all zero where one number is not finite.
 
     The loop is not differentiated. From A·v = λ·M·v and vᴴ·M·v = 1 follow dλ = vᴴ·r and

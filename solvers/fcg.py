@@ -13,7 +13,7 @@ from solvers.cg import Work, code, start
 from solvers.core.iterate import Method, holding
 from solvers.core.scaling import Map
 from solvers.core.settings import Settings, solver
-from solvers.core.solve import solve
+from solvers.core.solve import by_method
 from solvers.core.space import Space
 from solvers.solution import Solution
 
@@ -32,7 +32,7 @@ def fcg(A: Any, b: Any, x0: Any = None, **settings: Unpack[Settings]) -> Solutio
       >>> js.fcg(A, b, M=lambda r: js.cg(A, r, maxiter=3).x, rtol=1e-8).status
       <Status.CONVERGED: 0>
     """
-    return solve(METHOD, A, b, x0, settings)
+    return by_method(METHOD, A, b, x0, settings)
 
 
 def step(space: Space, A: Map, M: Map, work: Work) -> tuple[Work, Array, Array]:

@@ -22,7 +22,7 @@ from solvers.core import arguments
 from solvers.core.iterate import Method, holding
 from solvers.core.scaling import Map
 from solvers.core.settings import Settings, solver
-from solvers.core.solve import solve
+from solvers.core.solve import by_method
 from solvers.core.space import Space
 from solvers.core.stopping import FULL, status_of
 from solvers.core.vectors import linear_combination, products, ratio
@@ -96,7 +96,7 @@ def gmres(
         "take a smaller restart, or bicgstab, which needs no more vectors with every step",
         functools.partial(arguments.memory.free, A, b),
     )
-    return solve(method(restart, flexible), A, b, x0, settings)
+    return by_method(method(restart, flexible), A, b, x0, settings)
 
 
 @functools.cache

@@ -19,7 +19,7 @@ from solvers.core import arguments
 from solvers.core.iterate import Method, holding
 from solvers.core.scaling import Map
 from solvers.core.settings import Settings, solver
-from solvers.core.solve import solve
+from solvers.core.solve import by_method
 from solvers.core.space import Space
 from solvers.core.stopping import RESTART, status_of
 from solvers.core.vectors import EXACT, linear_combination, ratio
@@ -62,7 +62,7 @@ def idrs(A: Any, b: Any, x0: Any = None, *, s: int = 4, **settings: Unpack[Setti
       <Status.CONVERGED: 0>
     """
     chosen = method(min(arguments.int_at_least(s, "s", 1), arguments.unknowns(A, b)))
-    return solve(chosen, A, b, x0, settings)
+    return by_method(chosen, A, b, x0, settings)
 
 
 @functools.cache

@@ -24,7 +24,7 @@ class Maps(NamedTuple):
         return Maps(self.adjoint, self.apply)
 
 
-class LeastSquares(opaque.Rules):
+class LeastSquares(opaque.Operation):
     """The shortest x with the least ‖b − A·x‖, differentiable in b and in whatever A depends on, to any order.
 
     The loop is not differentiated. Let H be A if A has at least as many rows as columns, else Aᴴ. x is half of the

@@ -77,17 +77,17 @@ def _entries(A: Any, maker: str) -> tuple[int, Array, Array, Array]:
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _determinant(n: int, row: Array, col: Array, values: Array) -> tuple[Array, Array]:
     like = jax.ShapeDtypeStruct((2,), values.dtype)
-    sign, size = call(selected.determinant, n, ("lu",), (row, col, values), (), like)
-    return sign, size.real
+    sign, logarithm = call(selected.determinant, n, ("lu",), (row, col, values), (), like)
+    return sign, logarithm.real
 
 
 @_determinant.defjvp
 def _determinant_jvp(n: int, primals: Any, tangents: Any) -> tuple[Any, Any]:
     row, col, values = primals
-    sign, size = _determinant(n, row, col, values)
+    sign, logarithm = _determinant(n, row, col, values)
     along = jnp.sum(_inverse(n, row, col, col, row, values) * tangents[2])
     d_sign = 1j * along.imag * sign if jnp.iscomplexobj(values) else jnp.zeros_like(sign)
-    return (sign, size), (d_sign, along.real)
+    return (sign, logarithm), (d_sign, along.real)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))

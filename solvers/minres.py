@@ -19,7 +19,7 @@ from jaxsparse_fmt._one_kernel import one_kernel
 from solvers.core.iterate import Method, holding
 from solvers.core.scaling import Map
 from solvers.core.settings import Settings, solver
-from solvers.core.solve import solve
+from solvers.core.solve import by_method
 from solvers.core.space import Space
 from solvers.core.stopping import status_of
 from solvers.core.vectors import dot, ratio
@@ -69,7 +69,7 @@ def minres(A: Any, b: Any, x0: Any = None, **settings: Unpack[Settings]) -> Solu
       >>> js.minres(A, b, rtol=1e-8).status
       <Status.CONVERGED: 0>
     """
-    return solve(METHOD, A, b, x0, settings)
+    return by_method(METHOD, A, b, x0, settings)
 
 
 def start(space: Space, A: Map, M: Map, r: Array, squared: Array, last: None) -> Work:

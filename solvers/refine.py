@@ -22,7 +22,7 @@ from solvers.core.iterate import Method
 from solvers.core.operators import is_function, refuse_scipy
 from solvers.core.precision import Narrow
 from solvers.core.settings import Settings, solver
-from solvers.core.solve import solve
+from solvers.core.solve import by_method
 from solvers.fcg import METHOD as FCG
 from solvers.gmres import method as gmres_method
 from solvers.minres import METHOD as MINRES
@@ -93,4 +93,4 @@ def refine(
     if not 0 < (drop := real_number("drop", drop)) < 1:
         raise ValueError(f"drop must lie between 0 and 1; got {drop}")
     side = None if narrow is None else Narrow(narrow, inner, drop)
-    return solve(METHODS[method], A, b, x0, settings, narrow=side)
+    return by_method(METHODS[method], A, b, x0, settings, narrow=side)

@@ -13,7 +13,7 @@ from jaxsparse_fmt._tracing import in_trace, is_traced
 from solvers.core import arguments
 from solvers.core.operators import Wrapped, call_for, described, is_function, operator, preconditioner
 from solvers.core.settings import Settings, settled, solver
-from solvers.core.solve import solve as by_method
+from solvers.core.solve import by_method
 from solvers.direct import placed_like, reachable
 from solvers.facts import Facts, Memory, NotFinite, Success, is_plain, recalled
 from solvers.on_host import refined
@@ -72,9 +72,9 @@ def solve(
       >>> sol.status, sol.method
       (<Status.CONVERGED: 0>, 'direct')
     """
-    given: Any = settings
-    M = given["M"]
-    if remember and x0 is None and method == "auto" and (sol := _again(A, b, given)) is not None:
+    options: Any = settings
+    M = options["M"]
+    if remember and x0 is None and method == "auto" and (sol := _again(A, b, options)) is not None:
         return sol
     check_choice("method", method, ("auto", *METHODS, "direct"))
     if isinstance(M, str) and M != "auto":
@@ -89,13 +89,13 @@ def solve(
     if not is_function(A):
         b = arguments.vectors(b, "b")
         x0 = None if x0 is None else arguments.vectors(x0, "x0")
-        given = given | {"rtol": reachable(given["rtol"], A, b)}
+        options = options | {"rtol": reachable(options["rtol"], A, b)}
         if not isinstance(M, str):
             preconditioner(M, b)  # which refuses a wrong one
     # Before the first program over several processes, which would wait for one that has refused its arguments.
     choice = {"method": method, "symmetric": symmetric, "definite": definite, "remember": remember}
     checked.basis.agree(lambda: vectors | choice | {"M": described(M)})
-    numbers = [given[name] for name in ("rtol", "atol", "maxiter")]
+    numbers = [options[name] for name in ("rtol", "atol", "maxiter")]
     facts = Facts(A, b, not (in_trace() or is_traced(arguments.still((b, x0, numbers)))), symmetric, definite)
     ways = {"function": OF_A_FUNCTION, "sharded": ON_MANY_DEVICES}.get(facts.kind, WAYS)
     name = None if M is None else GIVEN
@@ -106,12 +106,12 @@ def solve(
         ways = WITH_GIVEN_M if ways is WAYS else ways
         ways = [way if way.method == "direct" else way._replace(M=name) for way in ways]
     if not facts.tries or facts.kind == "function":
-        return first_success(A, b, x0, given, facts, ways)
-    memory = Memory(arguments.still(A), b, settings, given) if remember and ways in (WAYS, ON_MANY_DEVICES) else None
+        return first_success(A, b, x0, options, facts, ways)
+    memory = Memory(arguments.still(A), b, settings, options) if remember and ways in (WAYS, ON_MANY_DEVICES) else None
     try:
-        return first_success(A, b, x0, given, facts, ways, memory)
+        return first_success(A, b, x0, options, facts, ways, memory)
     except NotFinite as found:
-        return _of_finite_columns(found.columns, A, b, x0, given, facts, ways)
+        return _of_finite_columns(found.columns, A, b, x0, options, facts, ways)
 
 
 def _of_finite_columns(wrong: Any, A: Any, b: Any, x0: Any, settings: Any, facts: Facts, ways: Any) -> Solution:

@@ -74,11 +74,11 @@ def spsolve_triangular(
             raise ValueError(f"A is singular: its diagonal is zero in row {np.argmax(zero)}")
     made = Triangle.of(N, not lower)
     rows = np.repeat(np.arange(n, dtype=np.int32), np.diff(N.indptr))
-    return _solved(dataclasses.replace(made, values=values, is_transposed=transposed), D, rows, b)
+    return _solution(dataclasses.replace(made, values=values, is_transposed=transposed), D, rows, b)
 
 
 @jax.jit
-def _solved(
+def _solution(
     T: Triangle,  # with the values of A
     D: Array | None,  # [n] A's diagonal; None: ones
     rows: Array,  # [nnz]

@@ -22,10 +22,10 @@ from solvers.bicgstab import METHOD as BICGSTAB
 from solvers.cg import METHOD as CG
 from solvers.core import arguments
 from solvers.core.operators import is_function
-from solvers.core.solve import solve as by_method
+from solvers.core.solve import by_method
 from solvers.core.space import length
 from solvers.core.stopping import ROUNDED
-from solvers.direct import direct, placed_like, prepared, solved
+from solvers.direct import by_factors, direct, placed_like, prepared
 from solvers.facts import Facts, check_finite
 from solvers.fcg import METHOD as FCG
 from solvers.gmres import method as gmres
@@ -159,7 +159,7 @@ def _of_factors(facts: Facts) -> float:
     return work / host["work"] + entries * host["factor"] + facts.A.nnz * host["entry"]
 
 
-# ---------------------------------------------------------------------------------------------------------- the rule
+# -------------------------------------------------------------------------------------------------------- the choice
 
 
 DEFINITE = "symmetric, positive diagonal"
@@ -326,21 +326,21 @@ def made(trial: Trial, facts: Facts) -> Any:
 
 def run(trial: Trial, queue: list[Trial], M: Any, A: Any, b: Any, x0: Any, settings: Any, facts: Facts) -> Solution:
     """The solution by one way; left early if another in the queue is predicted to end sooner."""
-    way, given = trial.way, settings | {"M": M}
+    way, options = trial.way, settings | {"M": M}
     if way.M == "factors":
-        return solved(A, b, x0, given)
+        return by_factors(A, b, x0, options)
     if way.method == "singular values":
-        return by_singular_values(facts.host, b, facts.dtype(b), given)
+        return by_singular_values(facts.host, b, facts.dtype(b), options)
     if facts.tries:
-        given["maxiter"] = _most(trial, facts, settings["maxiter"])
+        options["maxiter"] = _most(trial, facts, settings["maxiter"])
     if way.method == "lsmr":
-        return by_lsmr(A, b, x0, given)
+        return by_lsmr(A, b, x0, options)
     if facts.tries and trial.step > 0 and way.M not in (None, GIVEN):
         others = [other.seconds for other in queue if other.way.has_set_up]
-        given["budget"] = max(min(others) / trial.step, 1) if others else np.inf
+        options["budget"] = max(min(others) / trial.step, 1) if others else np.inf
     if x0 is None and facts.tries and way.M in ("multigrid", "ilu"):
         x0 = jnp.zeros_like(b)  # the program is that which goes on from another x
-    sol = by_method(METHODS[way.method](facts.n), A, b, x0, given)
+    sol = by_method(METHODS[way.method](facts.n), A, b, x0, options)
     if way[:2] != SHORTEST[:2] or is_function(A):  # which no program takes as an argument
         return sol
     return dataclasses.replace(sol, x=_shortest(A, b, sol.x, sol.code))

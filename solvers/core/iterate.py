@@ -30,7 +30,7 @@ from solvers.core.stopping import RUNNING, Best, End, Last, Limits, Loop, Now, O
 from solvers.core.vectors import anyone, dot
 from solvers.solution import Status
 
-FAR = 1024  # times b: an x0 with a residual of that size is not used
+FAR = 1024  # times b: an x0 with a residual that large is not used
 STEPS_PER_CHECK = 1000  # at most: all but one of them may be wasted
 STEPS_PER_REPORT = 16  # a report costs about 0.1 ms
 
@@ -74,12 +74,12 @@ def holding(step: Callable[[Space, Map, Map, Any], tuple[Any, Array, Array]], sc
     """A method's step, made from one that always moves; the fields `scratch` may change in a step that is not taken."""
 
     def held(space: Space, A: Map, M: Map, work: Any, now: Now) -> tuple[Any, Now]:
-        new, size, code = step(space, A, M, work)
+        new, norm, code = step(space, A, M, work)
         both = {name: (getattr(new, name), getattr(work, name)) for name in work._fields if name not in scratch}
         numbers = {name: pair for name, pair in both.items() if getattr(pair[0], "shape", None) == now.k.shape}
-        # Apart from the size, a sum over the new vectors: so XLA selects in the pass that makes them.
+        # Apart from the norm, a sum over the new vectors: so XLA selects in the pass that makes them.
         moves = _moves(now, code)
-        now, numbers = _after(now, size, code, moves, numbers)
+        now, numbers = _after(now, norm, code, moves, numbers)
         return chosen(moves, new._replace(**numbers), work._replace(**numbers), scratch), now
 
     return held
@@ -91,8 +91,8 @@ def _moves(now: Now, code: Array) -> Array:
 
 
 @one_kernel
-def _after(now: Now, size: Array, code: Array, moves: Array, numbers: dict[str, tuple[Array, Array]]) -> Any:
-    return now.after(size, code), {name: jnp.where(moves, *pair) for name, pair in numbers.items()}
+def _after(now: Now, norm: Array, code: Array, moves: Array, numbers: dict[str, tuple[Array, Array]]) -> Any:
+    return now.after(norm, code), {name: jnp.where(moves, *pair) for name, pair in numbers.items()}
 
 
 def chosen(flags: Array, new: Any, old: Any, scratch: tuple[str, ...] = ()) -> Any:
@@ -157,7 +157,7 @@ def run(space: Space, method: Method, options: Options, system: System) -> tuple
     r, x = b, jnp.zeros_like(b)
     if x0 is not None:
         r, x, squared = unless_far(space, A, b, x0, unit, squared)
-    rule = stopping.Rule(space, method, options.dtype, A, M, b, unit, b_norm, tolerance, limits.maxiter, probe)
+    judge = stopping.Judge(space, method, options.dtype, A, M, b, unit, b_norm, tolerance, limits.maxiter, probe)
     real = jnp.finfo(narrow).dtype
     # A refinement carries narrow vectors only, and computes many true residuals, each of which finds the best x.
     looks = inner is None and (method.iterate is x_of or method.least_squares)
@@ -201,7 +201,7 @@ def run(space: Space, method: Method, options: Options, system: System) -> tuple
                 loop = lax.while_loop(lambda loop: stopping.until_look(method, now_of(loop), numbers), several, loop)
             else:
                 loop = several(loop)
-            return stopping.looked(rule, loop._replace(best=best), x_of_loop(loop), now_of(loop))
+            return stopping.looked(judge, loop._replace(best=best), x_of_loop(loop), now_of(loop))
 
         best = outer.best if looks else None
         loop = Loop(work, outer.k, before.astype(real), outer.code, outer.norms, runs, best, outer.pace)
@@ -211,29 +211,29 @@ def run(space: Space, method: Method, options: Options, system: System) -> tuple
         else:
             loop = lax.while_loop(lambda loop: anyone(now_of(loop).active), several, loop)._replace(best=outer.best)
         x = jnp.where(is_new, x_of_loop(loop), outer.best.x)
-        new = stopping.judged(rule, x, loop, outer, before, is_new)
+        new = stopping.judged(judge, x, loop, outer, before, is_new)
         if b.ndim == 1:  # a single system is in the loop only while it goes on
             return new
         return jax.tree.map(lambda new, old: jnp.where(outer.goes_on, new, old), new, outer)
 
-    size, k = b_norm if x0 is None else jnp.sqrt(squared), jnp.zeros(b_norm.shape, jnp.int32)
-    norms = jnp.full((options.history_length, *k.shape), -1, size.dtype) if options.history_length else None
-    last = Last(jnp.zeros_like(r, narrow), jnp.full_like(size, jnp.inf)) if method.keeps else None
-    pace = None if budget is None else Pace(k, size.astype(real), size.astype(real))
-    Ax_norm, best, goes_on = None if probe is None else jnp.zeros_like(size), Best(x, size, k), jnp.ones_like(k, bool)
-    norms, code = recorded(norms, k, size), jnp.full_like(k, RUNNING)
+    norm, k = b_norm if x0 is None else jnp.sqrt(squared), jnp.zeros(b_norm.shape, jnp.int32)
+    norms = jnp.full((options.history_length, *k.shape), -1, norm.dtype) if options.history_length else None
+    last = Last(jnp.zeros_like(r, narrow), jnp.full_like(norm, jnp.inf)) if method.keeps else None
+    pace = None if budget is None else Pace(k, norm.astype(real), norm.astype(real))
+    Ax_norm, best, goes_on = None if probe is None else jnp.zeros_like(norm), Best(x, norm, k), jnp.ones_like(k, bool)
+    norms, code = recorded(norms, k, norm), jnp.full_like(k, RUNNING)
     outer = Outer(x, r, squared, k, code, norms, last, best, Ax_norm, pace, goes_on)
     outer = lax.while_loop(lambda outer: anyone(outer.goes_on), trip, mesh_axes.varying(outer, r))
 
     # If the recursion was wrong, the best x may be worse than that at which the solve failed, or even than the start.
-    takes_best, takes_start, norm = _least(outer.code, outer.squared, outer.best.norm, size)
+    takes_best, takes_start, least = _least(outer.code, outer.squared, outer.best.norm, norm)
     found = jnp.where(takes_start, x, jnp.where(takes_best, outer.best.x, outer.x))
-    code, Ax_norm = diagnosed(rule, outer, found, norm)
+    code, Ax_norm = diagnosed(judge, outer, found, least)
     if options.dtype is not None:  # a start that is not finite is no fault of the narrow type
-        was_lost = stopping.is_failure(outer.code) & ~jnp.isfinite(size)
+        was_lost = stopping.is_failure(outer.code) & ~jnp.isfinite(norm)
         code = jnp.where(was_lost, jnp.int32(Status.NON_FINITE), code)
     norms = outer.norms if outer.norms is None else jnp.where(outer.norms < 0, outer.norms, outer.norms * unit)
-    return found * unit, End(outer.k, norm * unit, code, norms, Ax_norm * unit, b_norm * unit)
+    return found * unit, End(outer.k, least * unit, code, norms, Ax_norm * unit, b_norm * unit)
 
 
 @functools.partial(one_kernel, statics=1)

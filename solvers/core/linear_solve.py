@@ -1,7 +1,7 @@
 """A solve of A·x = b as one primitive over its operators, which are pytrees: the derivative of a solve is a solve.
 
 From A·x = b follows A·dx = db − dA·x: one more system with the same matrix, whose transpose is a solve with Aᵀ. So the
-primitive has three forms: the solution, which a user calls, and the products of A⁻¹ and of A⁻ᵀ with a right-hand side,
+primitive has three kinds: the solution, which a user calls, and the products of A⁻¹ and of A⁻ᵀ with a right-hand side,
 which start from zero and check their residual. Derivatives of any order, and transposes, consist of these three.
 """
 
@@ -30,10 +30,10 @@ from solvers.solution import Status
 TRUNCATED = (Status.CONVERGED, Status.MAXITER, Status.STAGNATION, Status.ROUNDED)
 
 
-class Solve(opaque.Rules):
-    """The rules of the primitive, and its static arguments.
+class Solve(opaque.Operation):
+    """A solve as an operation of the primitive, with its static arguments.
 
-    The form "solution" yields x and how the solve ended, of a `System`; the other two forms yield x alone.
+    The kind "solution" yields x and how the solve ended, of a `System`; the other two kinds yield x alone.
 
     x is linear in b, and differentiable to any order in b and in whatever A depends on. x does not depend on M, x0 and
     the other arguments, and has no derivative with respect to them. The residual norm depends on all of them but is not
@@ -43,30 +43,30 @@ class Solve(opaque.Rules):
     method: Method
     options: Options
     adjoint: Any  # an `Adjoint`, or a number of unrolled steps
-    form: Literal["solution", "inverse", "transposed"] = "solution"
+    kind: Literal["solution", "inverse", "transposed"] = "solution"
 
     def compute(self, system: System) -> Any:
         if system.basis.devices == 1 and self.options.callback is None:
             system = system._replace(basis=IDENTITY)  # the loop reads none of its arrays
         # XLA would take seconds to fold the norm of a constant b, one that a closure holds.
-        b, A = lax.optimization_barrier(system.b), system.A._prepared(self.form == "transposed")
+        b, A = lax.optimization_barrier(system.b), system.A._prepared(self.kind == "transposed")
         system = system._replace(A=A, b=b)
-        if self.form == "solution":
+        if self.kind == "solution":
             x, end = _run(self.method, self.options, system, False)
             return x, end._replace(Ax_norm=None, b_norm=None)
         return self._checked(system._replace(limits=system.limits.of_derivative))
 
     def jvp(self, system: System, tangents: System) -> tuple[Any, Any]:
         out, db = self(system), tangents.b
-        x = out[0] if self.form == "solution" else out
+        x = out[0] if self.kind == "solution" else out
         dA_x = opaque.jvp(lambda A: self._product(A, x)(x), system.A, tangents.A)
-        inverse = dataclasses.replace(self, form="inverse" if self.form == "solution" else self.form)
+        inverse = dataclasses.replace(self, kind="inverse" if self.kind == "solution" else self.kind)
         dx = None
         if dA_x is not None:  # XLA fuses the sign with what follows
             dx = -inverse(system._replace(b=dA_x if db is None else dA_x - db, x0=None))
         elif db is not None:
             dx = inverse(system._replace(b=db, x0=None))
-        if self.form != "solution":
+        if self.kind != "solution":
             return out, dx
         return out, (dx, opaque.undefined(out[1], tangents._replace(limits=None)))
 
@@ -82,15 +82,15 @@ class Solve(opaque.Rules):
         return self(system._replace(b=b, x0=x0))
 
     def linear(self) -> int:
-        return self.given(tuple(range(self.tree.num_leaves))).b
+        return self.inputs(tuple(range(self.tree.num_leaves))).b
 
     def transpose(self, system: System, cotangent: Any) -> Any:
-        form = "inverse" if self.form == "transposed" else "transposed"
-        return dataclasses.replace(self, form=form)(system._replace(b=cotangent, x0=None))
+        kind = "inverse" if self.kind == "transposed" else "transposed"
+        return dataclasses.replace(self, kind=kind)(system._replace(b=cotangent, x0=None))
 
     def _checked(self, system: System) -> Array:
         """A⁻¹·b, or A⁻ᵀ·b; NaN if that system is not solved."""
-        c, is_transposed = system.b, self.form == "transposed"
+        c, is_transposed = system.b, self.kind == "transposed"
         # For a Hermitian A, Aᵀ is the conjugate of A, so the fast product solves Aᵀ·x = c as A·x̄ = c̄. A may not be
         # Hermitian, and a derivative may change a single entry without its mirror image.
         mirrored = is_transposed and self.method.self_adjoint
@@ -106,7 +106,7 @@ class Solve(opaque.Rules):
         return _or_nan(self.adjoint, x, end, limit, c)
 
     def _product(self, A: Any, like: Array) -> Map:
-        return transposed(product(A, like.dtype), like) if self.form == "transposed" else product(A, like.dtype)
+        return transposed(product(A, like.dtype), like) if self.kind == "transposed" else product(A, like.dtype)
 
 
 # JAX traces and lowers it once for a solve and its derivatives.

@@ -24,11 +24,11 @@ Leaves = tuple[Any, ...]
 
 @dataclass_transform(frozen_default=True)
 @dataclasses.dataclass(frozen=True)
-class Rules:
+class Operation:
     """What a program computes of a pytree, and its derivatives; hashable, as a parameter of the primitive.
 
-    A subclass is a frozen dataclass that is compared by all its fields: with fewer, JAX would run the program of other
-    rules.
+    A subclass is a frozen dataclass that is compared by all its fields: with fewer, JAX would run the program of
+    another one.
 
     Attributes:
       tree: the structure of the pytree, as `__call__` sets it.
@@ -40,25 +40,25 @@ class Rules:
         super().__init_subclass__(**options)
         dataclasses.dataclass(frozen=True)(cls)
 
-    def __call__(self, given: Any) -> Any:
+    def __call__(self, inputs: Any) -> Any:
         """The results of the program."""
-        leaves, tree = jax.tree.flatten(given)
-        rules = dataclasses.replace(self, tree=tree)
-        # JAX keys a trace by the static rules, the types of the leaves and the ambient mesh, which a context sets.
+        leaves, tree = jax.tree.flatten(inputs)
+        operation = dataclasses.replace(self, tree=tree)
+        # JAX keys a trace by the static operation, the types of the leaves and the ambient mesh, which a context sets.
         with jax.sharding.use_abstract_mesh(jax.sharding.get_abstract_mesh()):
-            traced = _jitted.trace(rules, *leaves)
-        out = linear_solve_p.bind(*leaves, rules=rules, program=traced.jaxpr)
+            traced = _jitted.trace(operation, *leaves)
+        out = linear_solve_p.bind(*leaves, operation=operation, program=traced.jaxpr)
         return jax.tree.unflatten(jax.tree.structure(traced.out_info), out)
 
-    def given(self, leaves: Leaves) -> Any:
+    def inputs(self, leaves: Leaves) -> Any:
         """The pytree with these leaves."""
         return jax.tree.unflatten(self.tree, leaves)
 
-    def compute(self, given: Any, /) -> Any:
+    def compute(self, inputs: Any, /) -> Any:
         """The results, a pytree."""
         raise NotImplementedError
 
-    def jvp(self, given: Any, tangents: Any, /) -> tuple[Any, Any]:
+    def jvp(self, inputs: Any, tangents: Any, /) -> tuple[Any, Any]:
         """The results and their tangents; None stands for a zero tangent, and for that of an integer."""
         raise NotImplementedError
 
@@ -68,24 +68,24 @@ class Rules:
         """
         return None
 
-    def transpose(self, given: Any, cotangent: Any, /) -> Any:
+    def transpose(self, inputs: Any, cotangent: Any, /) -> Any:
         """The cotangent of that leaf for one of the first result, without reading the leaf's values."""
         raise NotImplementedError
 
-    def columns(self, given: Any, dims: Any, /) -> Any:
+    def columns(self, inputs: Any, dims: Any, /) -> Any:
         """The results under vmap over `dims`, by their last axes, if the program shares work; else None."""
         return None
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _jitted(rules: Rules, *leaves: Any) -> Any:
-    return rules.compute(jax.tree.unflatten(rules.tree, leaves))
+def _jitted(operation: Operation, *leaves: Any) -> Any:
+    return operation.compute(jax.tree.unflatten(operation.tree, leaves))
 
 
-class Mapped(Rules):
-    """The rules of a program under vmap over the axes `dims` of its leaves."""
+class Mapped(Operation):
+    """A program under vmap over the axes `dims` of its leaves."""
 
-    rules: Rules
+    operation: Operation
     program: ClosedJaxpr
     dims: tuple[Any, ...]
     name: Any
@@ -93,23 +93,23 @@ class Mapped(Rules):
     def _vmap(self, f: Callable[..., Any], *dims: Any) -> Callable[..., Any]:
         return jax.vmap(f, dims, 0, spmd_axis_name=self.name)
 
-    def compute(self, given: Any) -> Any:
-        return self._vmap(jaxpr_as_fun(self.program), *self.dims)(*given)
+    def compute(self, inputs: Any) -> Any:
+        return self._vmap(jaxpr_as_fun(self.program), *self.dims)(*inputs)
 
-    def jvp(self, given: Any, tangents: Any) -> tuple[Any, Any]:
-        return self._vmap(lambda *both: self.rules.jvp(*map(self.rules.given, both)), self.dims, self.dims)(
-            given, tangents
+    def jvp(self, inputs: Any, tangents: Any) -> tuple[Any, Any]:
+        return self._vmap(lambda *both: self.operation.jvp(*map(self.operation.inputs, both)), self.dims, self.dims)(
+            inputs, tangents
         )
 
     def linear(self) -> int | None:
-        return self.rules.linear()
+        return self.operation.linear()
 
-    def transpose(self, given: Any, cotangent: Any) -> Any:
+    def transpose(self, inputs: Any, cotangent: Any) -> Any:
         def transpose_one(leaves: Leaves, cotangent: Any) -> Any:
-            return self.rules.transpose(self.rules.given(leaves), cotangent)
+            return self.operation.transpose(self.operation.inputs(leaves), cotangent)
 
-        dim = self.dims[self.rules.linear() or 0]
-        every = self._vmap(transpose_one, self.dims, 0)(given, cotangent)
+        dim = self.dims[self.operation.linear() or 0]
+        every = self._vmap(transpose_one, self.dims, 0)(inputs, cotangent)
         return jnp.sum(every, 0) if dim is None else jnp.moveaxis(every, 0, dim)
 
 
@@ -118,22 +118,23 @@ def _is_none(tangent: Any) -> bool:
     return isinstance(tangent, ad.Zero) or tangent.dtype == jax.dtypes.float0
 
 
-def _compute(*leaves: Any, rules: Rules, program: ClosedJaxpr) -> list[Any]:
-    del rules
+def _compute(*leaves: Any, operation: Operation, program: ClosedJaxpr) -> list[Any]:
+    del operation
     return jaxpr_as_fun(program)(*leaves)
 
 
-def _jvp(primals: Leaves, tangents: Leaves, *, rules: Rules, program: ClosedJaxpr) -> tuple[Leaves, Leaves]:
+def _jvp(primals: Leaves, tangents: Leaves, *, operation: Operation, program: ClosedJaxpr) -> tuple[Leaves, Leaves]:
     del program
-    out, of_out = rules.jvp(rules.given(primals), rules.given(tuple(None if _is_none(t) else t for t in tangents)))
+    directions = tuple(None if _is_none(t) else t for t in tangents)
+    out, of_out = operation.jvp(operation.inputs(primals), operation.inputs(directions))
     leaves, tree = jax.tree.flatten(out)
     both = zip(leaves, tree.flatten_up_to(of_out), strict=True)
     return tuple(leaves), tuple(ad.Zero(jax.typeof(a).to_tangent_aval()) if t is None else t for a, t in both)
 
 
-def _transpose(cotangents: Leaves, *leaves: Any, rules: Rules, program: ClosedJaxpr) -> list[Any]:
+def _transpose(cotangents: Leaves, *leaves: Any, operation: Operation, program: ClosedJaxpr) -> list[Any]:
     del program
-    unknown, linear = [ad.is_undefined_primal(leaf) for leaf in leaves], rules.linear()
+    unknown, linear = [ad.is_undefined_primal(leaf) for leaf in leaves], operation.linear()
     if linear is None or any(unknown[:linear]):
         raise TypeError(
             "jax.linear_transpose of a solve needs a function of b alone that returns x, such as lambda b: cg(A, b).x, "
@@ -143,33 +144,38 @@ def _transpose(cotangents: Leaves, *leaves: Any, rules: Rules, program: ClosedJa
     result: list[Any] = [None] * len(leaves)
     if unknown[linear] and not (first is None and all(ct is None for ct in others)):
         known = [jnp.zeros(a.aval.shape, a.aval.dtype) if u else a for a, u in zip(leaves, unknown, strict=True)]
-        ct = jnp.zeros_like(known[linear]) if first is None else rules.transpose(rules.given(tuple(known)), first)
+        inputs = operation.inputs(tuple(known))
+        ct = jnp.zeros_like(known[linear]) if first is None else operation.transpose(inputs, first)
         result[linear] = ct + undefined(known[linear], others)
     return result
 
 
-def _batch(axis: Any, leaves: Leaves, dims: Leaves, *, rules: Rules, program: ClosedJaxpr) -> tuple[Any, Leaves]:
+def _batch(
+    axis: Any, leaves: Leaves, dims: Leaves, *, operation: Operation, program: ClosedJaxpr
+) -> tuple[Any, Leaves]:
     if all(dim is None for dim in dims):
-        out = linear_solve_p.bind(*leaves, rules=rules, program=program)
+        out = linear_solve_p.bind(*leaves, operation=operation, program=program)
         return out, (None,) * len(out)
-    if axis.spmd_name is None and (found := rules.columns(rules.given(leaves), rules.given(tuple(dims)))) is not None:
-        out = jax.tree.leaves(found)
-        return out, tuple(a.ndim - 1 for a in out)
-    out = Mapped(rules, program, tuple(dims), axis.spmd_name)(tuple(leaves))
+    if axis.spmd_name is None:
+        found = operation.columns(operation.inputs(leaves), operation.inputs(tuple(dims)))
+        if found is not None:
+            out = jax.tree.leaves(found)
+            return out, tuple(a.ndim - 1 for a in out)
+    out = Mapped(operation, program, tuple(dims), axis.spmd_name)(tuple(leaves))
     return out, (0,) * len(out)
 
 
 def jvp(f: Callable[[Any], Any], primals: Any, tangents: Any) -> Any:
     """The tangent of f(primals) for tangents of which None stands for zero; None if all are None."""
     leaves, inside = jax.tree.flatten(primals)
-    given = inside.flatten_up_to(tangents)  # a field that is None in the primals is no leaf
-    move = [i for i, t in enumerate(given) if t is not None]
+    flat = inside.flatten_up_to(tangents)  # a field that is None in the primals is no leaf
+    move = [i for i, t in enumerate(flat) if t is not None]
 
     def of_moving(*moving: Any) -> Any:
         now = dict(zip(move, moving, strict=True))
         return f(jax.tree.unflatten(inside, [now.get(i, leaf) for i, leaf in enumerate(leaves)]))
 
-    return jax.jvp(of_moving, [leaves[i] for i in move], [given[i] for i in move])[1] if move else None
+    return jax.jvp(of_moving, [leaves[i] for i in move], [flat[i] for i in move])[1] if move else None
 
 
 def undefined(results: Any, tangents: Any) -> Any:
@@ -198,7 +204,7 @@ linear_solve_p = Primitive("linear_solve")
 linear_solve_p.multiple_results = True
 linear_solve_p.def_impl(_compute)
 linear_solve_p.to_lojax = _compute  # since JAX 0.11 `custom_root`, which A may call, is a primitive of a higher level
-linear_solve_p.def_effectful_abstract_eval(lambda *avals, rules, program: (program.out_avals, program.effects))
+linear_solve_p.def_effectful_abstract_eval(lambda *avals, operation, program: (program.out_avals, program.effects))
 ad.primitive_jvps[linear_solve_p] = standard_promotion(_jvp)
 ad.primitive_transposes[linear_solve_p] = standard_promotion(_transpose)
 batching.fancy_primitive_batchers[linear_solve_p] = standard_promotion(_batch)

@@ -46,7 +46,7 @@ def inner_dtype(values: Any, wide: Any) -> Any:
     return jnp.dtype(jnp.complex64 if is_complex else jnp.float32)
 
 
-def given(A: Operator, inner: Any, n: int) -> Operator | None:
+def users_inner(A: Operator, inner: Any, n: int) -> Operator | None:
     """The inner matrix of the user, if any. TypeError: there is none, and A has no values to narrow."""
     if inner is not None:
         return operator(inner, n, "inner")

@@ -129,10 +129,10 @@ class Entry:
         quick = not jax_versions.is_traced_here()
         call = self.quick if quick else self.plain
         if UserFunction in map(type, maps):
-            given, maps = maps, self._traced(static, maps, v)
+            untraced, maps = maps, self._traced(static, maps, v)
             varied = mesh_axes.varying(v, (maps, others))
             if varied is not v:
-                v, maps = varied, self._traced(static, given, varied)
+                v, maps = varied, self._traced(static, untraced, varied)
             call = jit(self._on_any_axes, quick, *(f.program for f in maps if isinstance(f, Function)))
         if not calls or _calls or in_trace():
             return call(static, maps, basis, v, others)

@@ -36,11 +36,11 @@ class Product:
 
 
 @jax.jit  # here and elsewhere in `solvers`: JAX traces such a function once, and a solve calls it many times
-def exponent_of(size: Array) -> Array:
-    """e with 2ᵉ about the number `size` ≥ 0, as far as the dtype can scale. 0 for zeros and infinities."""
-    places, bias, integers = _layout(size.dtype)
-    limit = jnp.finfo(size.dtype).maxexp - 8
-    biased = lax.bitcast_convert_type(size, integers) >> places  # sizes have no sign; 0 of zero, and of denormals
+def exponent_of(magnitude: Array) -> Array:
+    """e with 2ᵉ about the number `magnitude` ≥ 0, as far as the dtype can scale. 0 for zeros and infinities."""
+    places, bias, integers = _layout(magnitude.dtype)
+    limit = jnp.finfo(magnitude.dtype).maxexp - 8
+    biased = lax.bitcast_convert_type(magnitude, integers) >> places  # which has no sign; 0 of zero, and of denormals
     known = (biased > 0) & (biased <= 2 * bias)
     return jnp.where(known, jnp.clip(biased - (bias - 1), -limit, limit), 0).astype(jnp.int32)
 
@@ -75,11 +75,11 @@ def unit_of(space: Any, v: Array) -> Array:
 
 
 @one_kernel
-def _power_below(size: Array) -> Array:
-    info = jnp.finfo(size.dtype)
+def _power_below(magnitude: Array) -> Array:
+    info = jnp.finfo(magnitude.dtype)
     places, bias, integers = _layout(info.dtype)
-    bits = lax.bitcast_convert_type(size, integers) & integers(2 * bias + 1 << places)
-    least, most = (jnp.full_like(size, 2.0**e) for e in (8 - info.maxexp, info.maxexp - 8))
+    bits = lax.bitcast_convert_type(magnitude, integers) & integers(2 * bias + 1 << places)
+    least, most = (jnp.full_like(magnitude, 2.0**e) for e in (8 - info.maxexp, info.maxexp - 8))
     return lax.clamp(least, lax.bitcast_convert_type(bits, info.dtype), most)
 
 

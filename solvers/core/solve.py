@@ -22,7 +22,7 @@ from solvers.core.stopping import Limits
 from solvers.solution import Solution
 
 
-def solve(method: Method, A: Any, b: Any, x0: Any, settings: Any, narrow: Narrow | None = None) -> Any:
+def by_method(method: Method, A: Any, b: Any, x0: Any, settings: Any, narrow: Narrow | None = None) -> Any:
     """Checks the arguments, enters the matrix's basis, solves, and leaves it. See `cg` for the arguments.
 
     Args:
@@ -46,7 +46,7 @@ def solve(method: Method, A: Any, b: Any, x0: Any, settings: Any, narrow: Narrow
     if adjoint == "unrolled":
         adjoint = unrolled.steps(settings, narrow)
     A = operator(A, n, "A")
-    inner = None if narrow is None else precision.given(A, inner, n)
+    inner = None if narrow is None else precision.users_inner(A, inner, n)
     # An inner matrix that the user gave is in the user's order, and so the loop is too.
     basis = A.basis if inner is None else IDENTITY
     if not basis.is_identity:
@@ -59,8 +59,8 @@ def solve(method: Method, A: Any, b: Any, x0: Any, settings: Any, narrow: Narrow
         basis.agree(lambda: {**vectors, **_program_of(method, narrow, settings)})
         b, x0 = basis.placed(b), basis.placed(x0)
     # At least 32 bits: ‖b‖² may overflow a 16-bit float.
-    given = [b.dtype] if x0 is None else [b.dtype, x0.dtype]
-    dtype = promoted(product_dtype(A, b, "A"), *given, np.dtype(np.float32))
+    dtypes = [b.dtype] if x0 is None else [b.dtype, x0.dtype]
+    dtype = promoted(product_dtype(A, b, "A"), *dtypes, np.dtype(np.float32))
     b, x0 = arguments.cast(b, dtype), None if x0 is None else arguments.cast(x0, dtype)
     if narrow is not None:
         options = options._replace(values=narrow.dtype, dtype=precision.inner_dtype(narrow.dtype, dtype))
@@ -86,32 +86,32 @@ def _program_of(method: Method, narrow: Narrow | None, settings: Any) -> dict[st
     return {name: settings[name] for name in NUMBERS} | calls | rest | {"M": described(settings["M"])}
 
 
-def _in_basis(rules: Solve, maps: tuple[Any, ...], basis: Basis, b: Array, x0: Any, limits: Limits) -> Solution:
-    options, (A, inner, M) = rules.options, maps
+def _in_basis(solve: Solve, maps: tuple[Any, ...], basis: Basis, b: Array, x0: Any, limits: Limits) -> Solution:
+    options, (A, inner, M) = solve.options, maps
     b, x0 = basis.enter(b), None if x0 is None else basis.enter(x0)
     if options.values is not None:
         inner = precision.narrowed(A, options.values, options.dtype) if inner is None else inner
         M = precision.cast(M, options.dtype)
     M = None if M is None else within(M, basis)
     system = System(A, M, b, x0, lax.stop_gradient(limits), inner, basis)
-    if isinstance(rules.adjoint, int):
-        x, end = unrolled.run(outside(basis), rules.method, options, rules.adjoint, system)
+    if isinstance(solve.adjoint, int):
+        x, end = unrolled.run(outside(basis), solve.method, options, solve.adjoint, system)
     else:
-        x, end = rules(system)  # the primitive: see `Solve.compute`
+        x, end = solve(system)  # the primitive: see `Solve.compute`
     norms = end.norms if options.history_length else None
     return Solution(basis.leave(x), end.code, end.k, end.norm, norms)
 
 
-def _examples(rules: Solve, b: Array) -> tuple[Any, Any, Any]:
-    narrow = b if rules.options.dtype is None else mesh_axes.shaped_like(b, rules.options.dtype)
+def _examples(solve: Solve, b: Array) -> tuple[Any, Any, Any]:
+    narrow = b if solve.options.dtype is None else mesh_axes.shaped_like(b, solve.options.dtype)
     return b, narrow, narrow
 
 
-def _shardings(rules: Solve, b: Array) -> Solution:
+def _shardings(solve: Solve, b: Array) -> Solution:
     x: Any = mesh_axes.spec_like(b)
     columns: Any = mesh_axes.spec_like(b, None)
     one: Any = PartitionSpec(*columns[1:])
-    return Solution(x, one, one, one, columns if rules.options.history_length else None)
+    return Solution(x, one, one, one, columns if solve.options.history_length else None)
 
 
 _solve = Entry(_in_basis, _examples, _shardings)

@@ -60,8 +60,8 @@ class Space:
     @functools.partial(jax.jit, static_argnums=0)
     def length(self, x: Array) -> Array:
         """‖x‖₂; no square over- or underflows."""
-        size = self.exponent(x)
-        return scaling.scaled(self.norm(scaling.scaled(x, -size)), size)
+        exponent = self.exponent(x)
+        return scaling.scaled(self.norm(scaling.scaled(x, -exponent)), exponent)
 
     def inner_product(self, x: Array, y: Array) -> Array:
         """xᴴ·y."""

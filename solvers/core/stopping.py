@@ -25,7 +25,7 @@ BETTER = 0.9  # times the norm of the best x: a residual below it makes a better
 PATIENCE = 200  # steps after which a residual that has not fallen is looked at, and after each doubling of them
 LOOK = 32  # steps after which a norm that always falls is compared with the true one, and after each doubling of them
 ROUNDED = 10  # ‖r‖ ≤ ROUNDED·eps·(‖A‖·‖x‖ + ‖b‖)
-MOST = 64  # over eps: a residual that size, for a b of about 1, hides b
+MOST = 64  # over eps: a residual that large, for a b of about 1, hides b
 
 
 class Limits(NamedTuple):
@@ -171,7 +171,7 @@ class Probe(NamedTuple):
     squared: Array  # ‖A·v / scale‖²
 
 
-class Rule(NamedTuple):
+class Judge(NamedTuple):
     """A·x = b in the scale of the loop, and what a solve of it is judged by.
 
     Attributes:
@@ -226,57 +226,57 @@ def until_look(method: Any, now: Now, best: Best) -> Array:
     return anyone(lives) & ~anyone(lives & is_due)
 
 
-def looked(rule: Rule, loop: Loop, x: Array, now: Now) -> Loop:
+def looked(judge: Judge, loop: Loop, x: Array, now: Now) -> Loop:
     """The loop at x with its best x, and with the reason as its code if the method ends without a code of its own."""
-    size, best = loop.norm, loop.best._replace(x=None)
-    if rule.method.least_squares:
-        seen = now.active & is_stuck(rule.method, now, best)
-        size = once_if(seen, lambda _, x: rule.space.norm(rule.b - rule.A(x)), size, x)
-    is_better, best, code, runs = _after_look(rule.method, now, best, size)
+    norm, best = loop.norm, loop.best._replace(x=None)
+    if judge.method.least_squares:
+        seen = now.active & is_stuck(judge.method, now, best)
+        norm = once_if(seen, lambda _, x: judge.space.norm(judge.b - judge.A(x)), norm, x)
+    is_better, best, code, runs = _after_look(judge.method, now, best, norm)
     x = jnp.where(is_better, x, loop.best.x)
     return loop._replace(best=best._replace(x=x), code=code, runs=runs)
 
 
 @functools.partial(one_kernel, statics=1)
-def _after_look(method: Any, now: Now, best: Best, size: Array) -> tuple[Array, Best, Array, Array]:
-    """Whether x, with a residual of `size`, is better than the best x; the better one; the code; whether that runs."""
+def _after_look(method: Any, now: Now, best: Best, norm: Array) -> tuple[Array, Best, Array, Array]:
+    """Whether x, of this residual norm, is better than the best x; the better one; the code; whether that runs."""
     reason = jnp.where(has_blown_up(now, best), jnp.int32(Status.DIVERGED), jnp.int32(WAITING))
     if method.least_squares:
         is_new = now.active & is_stuck(method, now, best)
-        is_better = is_new & (size < best.norm)
+        is_better = is_new & (norm < best.norm)
         # The recursion is wrong, or the residual grows, which with a symmetric A only an M can cause.
-        ends = is_new & ~(size <= 2 * jnp.minimum(now.norm, best.norm))
+        ends = is_new & ~(norm <= 2 * jnp.minimum(now.norm, best.norm))
     else:
-        is_better = is_new = size <= BETTER * best.norm
-    best = Best(None, jnp.where(is_better, size, best.norm), jnp.where(is_new, now.k, best.k))
+        is_better = is_new = norm <= BETTER * best.norm
+    best = Best(None, jnp.where(is_better, norm, best.norm), jnp.where(is_new, now.k, best.k))
     if not method.least_squares:
         ends = is_stuck(method, now, best)
     code = status_of((now.code != RUNNING, now.code), (ends, reason), (now.active, RUNNING), otherwise=ENDED)
     return is_better, best, code, code == RUNNING
 
 
-def judged(rule: Rule, x: Array, loop: Loop, outer: Outer, before: Array, is_new: Array) -> Outer:
+def judged(judge: Judge, x: Array, loop: Loop, outer: Outer, before: Array, is_new: Array) -> Outer:
     """The solve at x, without entries that the dtype cannot hold in the user's scale, by its true residual.
 
     Args:
       loop, outer: how the method ended, and from where it started, with a residual of norm `before`.
       is_new: whether x is not the best x, judged after a failure at that of `outer`.
     """
-    given, scaled, probe, p = x, x * rule.unit, rule.probe, loop.work.p if rule.method.keeps else None
-    x = jnp.where(jnp.isfinite(scaled), scaled, 0) / rule.unit
-    Ax = rule.A(x)
-    r = rule.b - Ax
+    unscaled, scaled, probe, p = x, x * judge.unit, judge.probe, loop.work.p if judge.method.keeps else None
+    x = jnp.where(jnp.isfinite(scaled), scaled, 0) / judge.unit
+    Ax = judge.A(x)
+    r = judge.b - Ax
     scale = 1 if probe is None else probe.scale  # which keeps A·x in range
-    pairs = {"r": (r, r), "x": (scale * x,) * 2, "lost": (scale * (given - x),) * 2}
+    pairs = {"r": (r, r), "x": (scale * x,) * 2, "lost": (scale * (unscaled - x),) * 2}
     if p is not None:
         pairs["along"] = r, p
     if probe is not None:
         pairs |= {"vAx": (probe.v, Ax), "Avx": (probe.Av, x)}  # equal if A is self-adjoint
-    sums = dict(zip(pairs, rule.space.sum(*(inner_product(*pair) for pair in pairs.values())), strict=True))
-    limits = rule.b_norm, rule.tolerance, rule.maxiter, None if probe is None else probe.squared
+    sums = dict(zip(pairs, judge.space.sum(*(inner_product(*pair) for pair in pairs.values())), strict=True))
+    limits = judge.b_norm, judge.tolerance, judge.maxiter, None if probe is None else probe.squared
     now, best = Now(loop.k, loop.norm, loop.code), loop.best._replace(x=None)
-    start, refines = (before, outer.k, is_new), rule.narrow is not None
-    takes, best, code, along, Ax_norm, goes_on = _verdict(rule.method, refines, sums, limits, now, best, start)
+    start, refines = (before, outer.k, is_new), judge.narrow is not None
+    takes, best, code, along, Ax_norm, goes_on = _verdict(judge.method, refines, sums, limits, now, best, start)
     best = best._replace(x=jnp.where(takes, jnp.where(is_new, x, outer.x), loop.best.x))
     last = None if p is None else Last(p, along)
     return Outer(x, r, sums["r"].real, loop.k, code, loop.norms, last, best, Ax_norm, loop.pace, goes_on)
@@ -343,8 +343,8 @@ def is_failure(code: Array) -> Array:
     return (code > 0) & (code != Status.ROUNDED)
 
 
-def is_rounding(code: Array, size: Array, Ax_norm: Array, b_norm: Array, tolerance: Array) -> Array:
-    """Whether a solve stagnates at an x, of residual norm `size`, that solves a system which differs by rounding.
+def is_rounding(code: Array, norm: Array, Ax_norm: Array, b_norm: Array, tolerance: Array) -> Array:
+    """Whether a solve stagnates at an x, of residual norm `norm`, that solves a system which differs by rounding.
 
     The least relative change of A and b that makes x a solution is ‖r‖ / (‖A‖·‖x‖ + ‖b‖) (Rigal and Gaches 1967). A
     tolerance below the rounding unit of b asks for more, and a residual near ‖b‖ is no solution however large x is.
@@ -352,9 +352,9 @@ def is_rounding(code: Array, size: Array, Ax_norm: Array, b_norm: Array, toleran
     Args:
       Ax_norm: ‖A‖·‖x‖.
     """
-    eps = jnp.finfo(size.dtype).eps
+    eps = jnp.finfo(norm.dtype).eps
     limit = ROUNDED * eps * (Ax_norm + b_norm)
-    is_near = (size <= jnp.minimum(limit, eps**0.25 * b_norm)) & jnp.isfinite(limit)
+    is_near = (norm <= jnp.minimum(limit, eps**0.25 * b_norm)) & jnp.isfinite(limit)
     return (code == Status.STAGNATION) & is_near & (tolerance >= eps * b_norm)
 
 

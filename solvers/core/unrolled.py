@@ -51,14 +51,14 @@ def run(space: Space, method: Method, options: Options, steps: int, system: Syst
     initial = method.start(space, A, M, r, space.dot(r, r), None)
 
     def step(state, _):
-        x, work, size, code, k = state
-        now = Now(k, size, code, goal, steps)
+        x, work, norm, code, k = state
+        now = Now(k, norm, code, goal, steps)
         active = now.active
         # A step that is not taken is computed all the same; its derivative is multiplied by zero and must be finite.
         safe = chosen(active, work, initial)
         new, now = method.step(space, A, M, safe, now)
         moves, restarts = now.k > k, (now.code == FULL) | (now.code == RESTART)
-        now = now._replace(norm=jnp.where(moves, now.norm, size))  # else it may be that of `initial`
+        now = now._replace(norm=jnp.where(moves, now.norm, norm))  # else it may be that of `initial`
         work = chosen(moves, new, work)
         anew = active & restarts & (now.norm > goal)
         x, work = lax.cond(jnp.any(anew), restarted, lambda x, work, _: (x, work), x, work, anew)

@@ -80,10 +80,10 @@ class Crossing(Operator):
 
         if over.is_manual:
             return product(self.parts, v)
-        given, out = (piece, whole) if self.down else (whole, piece)
+        taken, out = (piece, whole) if self.down else (whole, piece)
 
         def mapped(*operands: Any) -> Array:
-            return over.mapped(product, (piece, given), out)(*operands)
+            return over.mapped(product, (piece, taken), out)(*operands)
 
         return over.by_xla(mapped, (self.parts, v), mesh_axes.spec_like(v, *out))
 

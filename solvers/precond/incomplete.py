@@ -241,10 +241,10 @@ def _with(M: Incomplete, N: Array, V: Array, pivots: Array, shift: Array) -> Inc
     return dataclasses.replace(M, factors=factors.Factors(pivots, lower, upper), shift=shift)
 
 
-def _renewed(recipe: factors.Recipe, dtype: Any, *given: Any) -> tuple[Any, ...]:
+def _renewed(recipe: factors.Recipe, dtype: Any, *arrays: Any) -> tuple[Any, ...]:
     """The arrays for `_with`, from pattern and values of A and the first α."""
     maker, sweeps = recipe
-    N, V, pivots, shift, _ = _factored(maker, ((sweeps, HALF),), dtype, *given)
+    N, V, pivots, shift, _ = _factored(maker, ((sweeps, HALF),), dtype, *arrays)
     return N.data, V.data, pivots, shift
 
 
@@ -256,9 +256,9 @@ class Renewed:
     dtype: np.dtype
     shapes: tuple[jax.ShapeDtypeStruct, ...]
 
-    def __call__(self, *given: Any) -> tuple[Any, ...]:
+    def __call__(self, *arrays: Any) -> tuple[Any, ...]:
         try:
-            return _renewed(self.recipe, self.dtype, *given)
+            return _renewed(self.recipe, self.dtype, *arrays)
         except ValueError:
             return tuple(np.full(like.shape, np.nan, like.dtype) for like in self.shapes)
 
@@ -267,8 +267,8 @@ def _traced(M: Incomplete, data: Array) -> Incomplete:
     """M made from traced values of A, by a call of the host."""
     values = [T.N.data if isinstance(T, Swept) else T.values for T in (M.factors.lower, M.factors.upper)]
     shapes = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (*values, M.factors.inverse_pivots, M.shift))
-    given = M.ptr, M.col, *lax.stop_gradient((data, M.first_shift))
-    found = jax.pure_callback(Renewed(M.recipe, M.dtype, shapes), shapes, *given, vmap_method="sequential")
+    arrays = M.ptr, M.col, *lax.stop_gradient((data, M.first_shift))
+    found = jax.pure_callback(Renewed(M.recipe, M.dtype, shapes), shapes, *arrays, vmap_method="sequential")
     return _with(M, *found)
 
 
@@ -353,7 +353,7 @@ def _fitting(choice: Choice, triangles: tuple[Csr, Csr]) -> Any:
     errors = [y, y]
     for sweeps, most in choice:
         if sweeps is None:
-            found, y, most = [_solved(N, y[:, 0], N is triangles[1]) for N in triangles], y[:, 0], GROWTH
+            found, y, most = [_solution(N, y[:, 0], N is triangles[1]) for N in triangles], y[:, 0], GROWTH
         else:
             for _ in range(sweeps + 1 - products):
                 errors = [N @ e for N, e in zip(triangles, errors, strict=True)]
@@ -363,7 +363,7 @@ def _fitting(choice: Choice, triangles: tuple[Csr, Csr]) -> Any:
     return ...
 
 
-def _solved(N: Csr, r: Any, upper: bool) -> Any:
+def _solution(N: Csr, r: Any, upper: bool) -> Any:
     y, n = r.astype(N.dtype), len(r)
     over_rows(elimination.substitute, n, 1, N.indptr, N.indices, N.data, y, int(upper), rows=n)
     return y

@@ -77,14 +77,14 @@ def test_do_second_calls_and_eager_gradients_compile_nothing(solver, compiled):
     np.testing.assert_allclose(d_b, 1 / (2 * D), rtol=1e-5)
 
 
-def test_rules_are_compared_by_all_their_fields():
+def test_operations_are_compared_by_all_their_fields():
     """Otherwise the vmaps of two would share a program."""
 
-    class Scaled(opaque.Rules):
+    class Scaled(opaque.Operation):
         factor: float
 
-        def compute(self, given):
-            return self.factor * given
+        def compute(self, inputs):
+            return self.factor * inputs
 
     assert [float(jax.vmap(Scaled(k))(jnp.ones(2))[0]) for k in (2.0, 3.0)] == [2.0, 3.0]
     assert Scaled(2.0) == Scaled(2.0) != Scaled(3.0)
