@@ -45,8 +45,16 @@ def _mark(ctx: Any, *results: Any) -> tuple[Any, ...]:
     return results
 
 
+def _is_partitioned(context: Any) -> bool:
+    """Whether XLA spreads arrays over devices, so that a call may have to wait for another device: no kernel can."""
+    mesh = getattr(context, "mesh", None)
+    if mesh is None:
+        return getattr(context, "num_devices", 2) > 1
+    return mesh.size > 1 and set(context.manual_axes) != set(mesh.axis_names)
+
+
 def _identity(name: str, on_cpu: Callable[..., Any]) -> Primitive:
-    """A primitive that returns its arguments, lowered by `on_cpu` in programs for CPUs alone."""
+    """A primitive that returns its arguments, lowered by `on_cpu` in programs for a CPU that XLA does not partition."""
     primitive = Primitive(name)
     primitive.multiple_results = True
     primitive.def_impl(lambda *values: values)
@@ -55,7 +63,8 @@ def _identity(name: str, on_cpu: Callable[..., Any]) -> Primitive:
     batching.primitive_batchers[primitive] = lambda values, dims: (primitive.bind(*values), dims)
 
     def lowered(ctx: Any, *values: Any) -> Any:
-        return on_cpu(ctx, *values) if tuple(ctx.module_context.platforms) == ("cpu",) else values
+        is_for_cpu = tuple(ctx.module_context.platforms) == ("cpu",)
+        return on_cpu(ctx, *values) if is_for_cpu and not _is_partitioned(ctx.module_context.axis_context) else values
 
     mlir.register_lowering(primitive, lowered, cacheable=False)  # a kept lowering would hide the call from `_mark`
     return primitive
