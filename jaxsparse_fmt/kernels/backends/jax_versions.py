@@ -13,11 +13,9 @@ from jax.core import ShapedArray
 from jax.extend.core import get_opaque_trace_state
 from jax.sharding import PartitionSpec
 
-# For a GPU XLA compiles and times several kernels for some fusions, and chooses others in each process. XLA's older
-# emitters compile a solver for a CPU in about half the time, into programs of the same speed; JAX 0.11 has none.
-QUICK_TO_COMPILE: dict[str, Any] = {"xla_gpu_experimental_enable_fusion_autotuner": False}
-if jax.__version_info__ < (0, 11):
-    QUICK_TO_COMPILE["xla_cpu_use_fusion_emitters"] = False
+# XLA's older emitters compile a program for a CPU in less time; JAX 0.11 has none. For a GPU XLA compiles and times
+# several kernels for some fusions: without these trials the steps of gmres take up to 1.2 times as long.
+QUICK_TO_COMPILE: dict[str, Any] = {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 11) else {}
 
 # What must be installed for each of Pallas' dialects. No JAX wheel requires absl.
 DIALECT_MODULES = {"triton": ["jax.experimental.pallas.triton"], "mosaic": ["jax.experimental.pallas.mosaic_gpu"]}
