@@ -1,16 +1,21 @@
-"""Least-squares solutions and their derivatives, which are solves with Hermitian systems; `lsmr` has the loop."""
+"""Least squares: what A may be, and derivatives, which are solves with Hermitian systems; `lsmr` has the loop."""
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
+from jaxsparse_fmt._arguments import owned
 from solvers.core import opaque
 from solvers.core.iterate import Options, System
 from solvers.core.linear_solve import TRUNCATED, hermitian_solve, report
+from solvers.core.operators import UserFunction, refuse_scipy, wrapped
 from solvers.core.settings import Adjoint
+from solvers.core.vectors import adjoint_product
 
 
 class Maps(NamedTuple):
@@ -95,3 +100,36 @@ class LeastSquares(opaque.Operation):
 def _less(a: Array | None, b: Array | None) -> Array | None:
     """a − b, None for zero."""
     return a if b is None else -b if a is None else a - b
+
+
+def two_sided(A: Any, b: Array) -> tuple[tuple[Any, Any], Any, int]:
+    """A matrix and None, or A and Aᴴ as functions; the dtype of their products; the number of columns."""
+    m = b.shape[0]
+    if isinstance(A, (tuple, list)) and len(A) == 2 and all(callable(f) for f in A):
+        if b.ndim == 2:
+            raise ValueError(
+                f"two functions take one right-hand side, of shape (m,); b has shape {b.shape}. For its columns map "
+                "the solve, jax.vmap(lambda b: lsmr(A, b), 1); for one unknown of several axes pass b.ravel(), and "
+                "functions that reshape"
+            )
+        x = jax.eval_shape(A[1], jax.ShapeDtypeStruct((m,), b.dtype))
+        y = jax.eval_shape(A[0], x)
+        if len(x.shape) != 1 or y.shape != (m,):
+            raise ValueError(f"the two functions take b's shape {(m,)} to {x.shape} and back to {y.shape}")
+        return (UserFunction(A[0], A[0]), UserFunction(A[1], A[1])), jnp.result_type(x.dtype, y.dtype), x.shape[0]
+    refuse_scipy(A, "A")
+    A = cast(Any, A)
+    if not all(hasattr(A, name) for name in ("shape", "T", "__matmul__")) or len(A.shape) != 2:
+        raise TypeError(
+            f"A must be a matrix with a shape (m, n), T and @, or a pair of functions (v -> A·v, u -> Aᴴ·u); got {A!r}"
+        )
+    if A.shape[0] != m:
+        raise ValueError(f"A has shape {tuple(A.shape)}, and b of length {m} needs {m} rows")
+    if A.shape[1] == 0:
+        raise ValueError(f"A has shape {tuple(A.shape)}; least squares needs at least one unknown")
+    if isinstance(A, np.ndarray):
+        A = owned(A)
+        A = A if jnp.issubdtype(A.dtype, jnp.inexact) else A.astype(float)
+    operator, dtype = wrapped(A, "A"), A.dtype if hasattr(A, "dtype") else b.dtype
+    is_opaque = isinstance(operator, UserFunction)
+    return (operator, UserFunction(lambda u: adjoint_product(A, u), A.T) if is_opaque else None), dtype, A.shape[1]

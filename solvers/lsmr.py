@@ -12,29 +12,27 @@ Traffic of a step in vectors: the two products, 3 of m, and 9 of n; a preconditi
 """
 
 import dataclasses
-from typing import Any, NamedTuple, Unpack, cast
+from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
 from jax.core import Tracer
 
-from jaxsparse_fmt._arguments import owned
 from jaxsparse_fmt._one_kernel import one_kernel
 from jaxsparse_fmt._pytrees import exportable, pytree
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import within
 from solvers.core import arguments, iterate
 from solvers.core.iterate import Options, System
-from solvers.core.operators import UserFunction, described, preconditioner, refuse_scipy, traced, wrapped
+from solvers.core.operators import described, preconditioner, traced
 from solvers.core.program import Entry
 from solvers.core.scaling import Map, scaled
 from solvers.core.settings import Settings, settled, solver
 from solvers.core.space import exponent, largest, length, norm
 from solvers.core.stopping import RUNNING, Limits, Loop, is_rounding, recorded, status_of
 from solvers.core.vectors import adjoint_product, dot, ratio
-from solvers.least_squares import LeastSquares, Maps
+from solvers.least_squares import LeastSquares, Maps, two_sided
 from solvers.solution import Solution, Status
 
 ROUNDING = 10  # times eps·‖A‖·‖b‖: normal residuals that are rounding
@@ -91,7 +89,7 @@ def lsmr(A: Any, b: Any, x0: Any = None, *, damp: float = 0.0, **settings: Unpac
     """
     vectors = {"b": b, "x0": x0}
     b = arguments.nonempty(b, "b", "least squares needs at least one equation")
-    maps, dtype, n = _two_sided(A, b)
+    maps, dtype, n = two_sided(A, b)
     x0 = None if x0 is None else arguments.vectors(x0, "x0")
     if x0 is not None and x0.shape != (n, *b.shape[1:]):
         raise ValueError(f"x0 has shape {x0.shape}; A and b need {(n, *b.shape[1:])}")
@@ -110,39 +108,6 @@ def lsmr(A: Any, b: Any, x0: Any = None, *, damp: float = 0.0, **settings: Unpac
     bases: Any = x_basis, b_basis
     calls = options.callback is not None or options.progress is not None
     return _solve((options, adjoint, n), (inside, maps[1], M), bases, b, x0, factor, limits, calls=calls)
-
-
-def _two_sided(A: Any, b: Array) -> tuple[tuple[Any, Any], Any, int]:
-    """A matrix and None, or A and Aᴴ as functions; the dtype of their products; the number of columns."""
-    m = b.shape[0]
-    if isinstance(A, (tuple, list)) and len(A) == 2 and all(callable(f) for f in A):
-        if b.ndim == 2:
-            raise ValueError(
-                f"two functions take one right-hand side, of shape (m,); b has shape {b.shape}. For its columns map "
-                "the solve, jax.vmap(lambda b: lsmr(A, b), 1); for one unknown of several axes pass b.ravel(), and "
-                "functions that reshape"
-            )
-        x = jax.eval_shape(A[1], jax.ShapeDtypeStruct((m,), b.dtype))
-        y = jax.eval_shape(A[0], x)
-        if len(x.shape) != 1 or y.shape != (m,):
-            raise ValueError(f"the two functions take b's shape {(m,)} to {x.shape} and back to {y.shape}")
-        return (UserFunction(A[0], A[0]), UserFunction(A[1], A[1])), jnp.result_type(x.dtype, y.dtype), x.shape[0]
-    refuse_scipy(A, "A")
-    A = cast(Any, A)
-    if not all(hasattr(A, name) for name in ("shape", "T", "__matmul__")) or len(A.shape) != 2:
-        raise TypeError(
-            f"A must be a matrix with a shape (m, n), T and @, or a pair of functions (v -> A·v, u -> Aᴴ·u); got {A!r}"
-        )
-    if A.shape[0] != m:
-        raise ValueError(f"A has shape {tuple(A.shape)}, and b of length {m} needs {m} rows")
-    if A.shape[1] == 0:
-        raise ValueError(f"A has shape {tuple(A.shape)}; least squares needs at least one unknown")
-    if isinstance(A, np.ndarray):
-        A = owned(A)
-        A = A if jnp.issubdtype(A.dtype, jnp.inexact) else A.astype(float)
-    operator, dtype = wrapped(A, "A"), A.dtype if hasattr(A, "dtype") else b.dtype
-    is_opaque = isinstance(operator, UserFunction)
-    return (operator, UserFunction(lambda u: adjoint_product(A, u), A.T) if is_opaque else None), dtype, A.shape[1]
 
 
 def _compute(
