@@ -61,14 +61,14 @@ class LibraryFactors(HostFactors):
     def T(self) -> "LibraryFactors":
         if self.is_symmetric:
             return self
+        transposed = super().T
         if self.library == "klu":
-            return dataclasses.replace(self, is_transposed=not self.is_transposed)
+            return transposed
         # cuDSS has no transposed solves.
         row, col = when_run(self.row), when_run(self.col)
         by_column = jnp.lexsort((row, col))
         row, col, values = (a[by_column] for a in (col, row, self.values))
-        is_transposed = not self.is_transposed
-        return _by_cudss(dataclasses.replace(self, row=row, col=col, values=values, is_transposed=is_transposed))
+        return _by_cudss(dataclasses.replace(transposed, row=row, col=col, values=values))
 
     def solve(self, r: Array) -> Array:
         """For r of [n] or [n, k]; without derivatives."""

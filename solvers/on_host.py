@@ -137,10 +137,9 @@ def length(a: np.ndarray) -> np.ndarray:
     """‖a‖₂ by column; no square over- or underflows."""
     with np.errstate(all="ignore"):
         norm = np.linalg.norm(a, axis=0)
-    if a.ndim == 1 and 1e-100 < norm < 1e100:
-        return norm  # `np.all` would cost 4 µs
-    if np.all((norm > 1e-100) & (norm < 1e100)):
-        return norm
-    size = np.max(np.abs(a), axis=0)
-    with np.errstate(all="ignore"):
+        if a.ndim == 1 and 1e-100 < norm < 1e100:
+            return norm  # `np.all` would cost 4 µs
+        if np.all((norm > 1e-100) & (norm < 1e100)):
+            return norm
+        size = np.max(np.abs(a), axis=0)
         return size * np.linalg.norm(a / np.where(size == 0, 1, size), axis=0)

@@ -57,6 +57,7 @@ class Method(NamedTuple):
       sums: (whether there is no M) -> the pass whose sums `step` needs with A·v, and the number of its other vectors.
       unrolled: the steps of a trip of the inner loop, if that has several between two checks. A trip costs a GPU some
         µs, and each step in it 10 ms a kernel to compile: 1 if a step has dozens of kernels.
+      whole: (system, whether A is transposed) -> x and how the solve ended, in place of the loop.
     """
 
     start: Callable[..., Any]

@@ -25,7 +25,6 @@ from jaxsparse_fmt.algebra import on_device
 from jaxsparse_fmt.algebra.on_device import on_accelerator
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.formats import BSR
-from jaxsparse_fmt.kernels.backends import jax_versions
 from solvers.precond import _device_programs as programs
 from solvers.precond._hierarchy import DENSEST, ROUNDING, STRICTER, WEAKER, Aggregation, Start, largest_value
 
@@ -91,15 +90,10 @@ def large_levels(
 
     Returns:
       The matrix below them, in SciPy's CSR, with how to go on; None if there is no such level, or the host has to set A
-      up, as for a jaxlib without the options of `programs.quick_jit`.
+      up.
     """
     rooms, levels = rooms_of(A.shape[0], A.nnz), []
-    try:
-        matrix = _finest(A, B, theta, rooms)
-    except jax.errors.JaxRuntimeError as error:
-        if not jax_versions.is_unknown_option(error):
-            raise
-        return None
+    matrix = _finest(A, B, theta, rooms)
     while matrix is not None and matrix.entries > FEW and matrix.rows > most and (step := _coarsened(matrix, rooms)):
         matrix, made = step
         levels.append(made)

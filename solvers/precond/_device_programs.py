@@ -4,7 +4,6 @@ Padding is past the last row pointer, and zero: no product reads it. Rows of pad
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +15,6 @@ from jaxsparse_fmt._types import CsrArrays, Target
 from jaxsparse_fmt.algebra import on_device
 from jaxsparse_fmt.core import entry_index
 from jaxsparse_fmt.core.matrix import build
-from jaxsparse_fmt.kernels.backends import jax_versions
 from jaxsparse_fmt.kernels.layout.address import expand_ptr, put, row_pointers, take
 from solvers.core.space import HERE
 from solvers.precond._hierarchy import DAMPING, LANCZOS_STEPS
@@ -39,11 +37,6 @@ class Found(NamedTuple):
     terms: tuple[Array, Array]  # keys and values of P's entries, as of `multiplied`
     below: Array  # [n] norm of the near-null vector on each aggregate, in the first `count`
     scalars: Array
-
-
-def quick_jit(*static: int) -> Callable[[Any], Any]:
-    """A decorator for programs that no other program calls."""
-    return functools.partial(jax.jit, static_argnums=static, compiler_options=jax_versions.QUICK_TO_COMPILE)
 
 
 def csr(arrays: Any, shape: tuple[int, int]) -> Any:
@@ -87,7 +80,7 @@ def trimmed(n: int, count: int, nnz: int, inside: int, A: Any, R: Any, P: Any, i
     return [A, *cut((count, n), inside, R), *cut((n, count), inside, P), inverse]
 
 
-@quick_jit()
+@jax.jit
 def measured(A: Any, near: Array, unit: Array, n: Array) -> Known:
     """What decides on a level of n rows.
 
@@ -150,7 +143,7 @@ def is_blocks(A: Any, b: Array) -> Array:
     return jnp.all(dense | ~live)
 
 
-@quick_jit()
+@jax.jit
 def aggregated(A: Any, known: Known, theta: Array) -> tuple[Array, Array]:
     """The aggregate of each point, as of `aggregates`; the number of them, and of coupled points that are in none."""
     (data, col, _), n = A.csr_arrays(), A.shape[0]
@@ -166,7 +159,7 @@ def _strong(A: Any, row: Array, known: Known, theta: Array) -> Array:
     return (jnp.abs(data) >= theta * take(root, row) * take(root, col)) & (row != col) & _live(A)
 
 
-@quick_jit()
+@jax.jit
 def prolonged(A: Any, near: Array, known: Known, agg: Array, count: Array, theta: Array, upper: Array) -> Found:
     """P from aggregates; `scalars` are those of `summed`."""
     (data, col, _), n, live, inverse = A.csr_arrays(), A.shape[0], _live(A), known.inverse
@@ -242,7 +235,7 @@ def _priorities(number: Array) -> Array:
     return h ^ (h >> np.uint32(16))
 
 
-@quick_jit(3)
+@functools.partial(jax.jit, static_argnums=3)
 def multiplied(A: Any, B: Any, then: Any, room: int) -> tuple[Array, Array, Array]:
     a, b = A.csr_arrays(), B.csr_arrays()
     row, col, left, right = on_device.expanded(a, b, room)
@@ -265,7 +258,7 @@ def summed(
     return key, terms, jnp.stack([jnp.sum(new, dtype=np.float64), jnp.sum(uses, dtype=np.float64)])
 
 
-@quick_jit(2, 3, 4)
+@functools.partial(jax.jit, static_argnums=(2, 3, 4))
 def compressed(key: Array, terms: Array, n_cols: int, shape: tuple[int, int], room: int) -> Any:
     """The matrix of `summed`, whose keys are those of `n_cols` columns."""
     rows, padded, end = shape[0], (shape[0] + 1, n_cols), key.shape[0]
@@ -279,7 +272,7 @@ def compressed(key: Array, terms: Array, n_cols: int, shape: tuple[int, int], ro
     return csr((values, col, ptr), shape)
 
 
-@quick_jit()
+@jax.jit
 def transposed(P: Any, below: Array, unit: Array) -> tuple[Any, Array, Array]:
     """R = Pᵀ; the near-null vector of R·A·P, and its `Known.unit`."""
     (data, col, _), m = P.csr_arrays(), P.shape[1]

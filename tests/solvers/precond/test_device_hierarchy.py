@@ -130,13 +130,6 @@ def test_the_host_makes_what_the_accelerator_cannot(name, there):
     assert M.symmetric == (name == "blocks") and (name == "flow" or M.sizes[1][0] % 2 == 0)
 
 
-def test_the_host_sets_up_where_jaxlib_lacks_the_options_of_quick_compiling(there, monkeypatch):
-    unknown = jax.jit(lambda *args: args, compiler_options={"xla_gpu_no_such_option": False})
-    monkeypatch.setattr(_device_programs, "measured", unknown)
-    A = jsf.from_scipy(jsf.gallery.poisson(9))
-    assert multigrid(A).sizes == multigrid(A.to_scipy()).sizes
-
-
 def test_what_one_accelerator_sets_up_is_spread_over_several(there, monkeypatch):
     S = jsf.gallery.poisson(16)
     alone = multigrid(jsf.from_scipy(S, "csr"), max_coarse=100)
