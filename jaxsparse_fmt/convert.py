@@ -92,11 +92,16 @@ def _chooser(choose: Callable[[Csr, Target], SparseMatrix]) -> Callable[[Any, Ta
     made = Kept(8)
 
     def chosen(A: Any, target: Target) -> SparseMatrix:
-        key = target, selection.active_backend(target.backend), memory.device(), jax.sharding.get_abstract_mesh()
-        if isinstance(A, SparseMatrix) and made.find(key, jax.tree.leaves(A)):
+        where = selection.active_backend(target.backend), memory.device(), jax.sharding.get_abstract_mesh()
+
+        def identity(A: Any) -> tuple[Any, list[Any]]:
+            leaves, tree = jax.tree.flatten(A)  # layouts that differ in static fields alone may share all arrays
+            return (target, where, tree), leaves
+
+        if isinstance(A, SparseMatrix) and made.find(*identity(A)):
             return A
         A = choose(building.where_it_converts(A, target), target)
-        made.keep(key, jax.tree.leaves(A), True)
+        made.keep(*identity(A), True)
         return A
 
     return chosen

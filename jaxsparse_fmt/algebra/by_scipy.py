@@ -13,7 +13,7 @@ import numpy as np
 import scipy
 
 from jaxsparse_fmt._dtypes import index_dtype
-from jaxsparse_fmt._tracing import concrete, is_on_cpu, is_traced
+from jaxsparse_fmt._tracing import concrete, is_concrete, is_on_cpu, is_traced
 from jaxsparse_fmt._types import CORES, Csr
 from jaxsparse_fmt.formats import building, memory
 from jaxsparse_fmt.formats.csr import CSR
@@ -34,10 +34,11 @@ def at_hand(*operands: Any, fetched: bool = False) -> list[Csr] | None:
 
 
 def _read_only(A: Any) -> Csr:
-    """SciPy's matrix; of "csr" in A's own arrays on the host, which nobody may change."""
-    if not isinstance(A, CSR) or not is_on_cpu(A.values) or A.dtype.itemsize == 2:
-        return A.to_scipy()
-    return scipy.sparse.csr_array(tuple(map(np.asarray, A.csr_arrays())), shape=A.shape)
+    """SciPy's matrix; of "csr" in A's own arrays on the host, if they are JAX's, which nobody may change."""
+    arrays = A.csr_arrays() if isinstance(A, CSR) and A.dtype.itemsize > 2 else ()
+    if arrays and all(is_concrete(a) and is_on_cpu(a) for a in arrays):
+        return scipy.sparse.csr_array(tuple(map(np.asarray, arrays)), shape=A.shape)
+    return A.to_scipy()
 
 
 def with_data(S: Csr, data: np.ndarray) -> Csr:

@@ -37,16 +37,19 @@ class Plan:
 
     result: SparseMatrix  # without values
     operands: tuple[tuple[tuple[int, int], int], ...] = dataclasses.field(metadata={"static": True})  # (shape, nnz)
+    # [operands, 4], `patterns.digests` of the operands; None in the plan that an operation makes for itself. A leaf, so
+    # that copies keep it, and a jitted function that takes a plan compiles once for all patterns of these sizes.
+    digests: Array | None = dataclasses.field(default=None, kw_only=True)
 
-    def _data(self, *matrices: Any) -> list[Array]:
-        """The values of the operands [nnz] each. ValueError: not those that the plan is for."""
+    def _check(self, *matrices: Any) -> None:
+        """Refuses operands that are not those that the plan is for."""
         given = _operands(*matrices)
         if given != self.operands:
             raise ValueError(
                 f"the plan is for matrices of (shape, nnz) {self.operands}, got {given}; make a plan for these patterns"
             )
-        patterns.check_same(self.result, matrices)
-        return [A.data for A in matrices]
+        if self.digests is not None:
+            patterns.check_same(self.digests, matrices)
 
     @property
     def nbytes(self) -> int:
@@ -74,9 +77,9 @@ class Sum(Plan):
         Args:
           combine: a function of two arrays [nnz of the result], such as jnp.subtract.
         """
-        a, b = self._data(A, B)
+        self._check(A, B)
         combine = self.operation if combine is None else combine
-        return self.result.with_data(_combined(combine, a, self.left, b, self.right))
+        return self.result.with_data(_combined(combine, A.data, self.left, B.data, self.right))
 
 
 @pytree
@@ -88,20 +91,23 @@ class Product(Plan):
     right: Array  # [products], the entry of B in each
 
     def __call__(self, A: Any, B: Any) -> SparseMatrix:
-        a, b = self._data(A, B)
+        self._check(A, B)
+        return self._of(A.data, B.data)
+
+    def _of(self, a: Array, b: Array) -> SparseMatrix:
         return self.result.with_data(_sums(self.terms, take(b, self.right), a))
 
 
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Triple:
-    """Pᵀ·A·P, as Pᵀ·(A·P)."""
+class Triple(Product):
+    """Pᵀ·A·P, the product of Pᵀ and A·P."""
 
-    inner: Product
-    outer: Product
+    inner: Product  # A·P
 
     def __call__(self, P: Any, A: Any) -> SparseMatrix:
-        return self.outer(P.T, self.inner(A, P))
+        self._check(P, A)
+        return self._of(P.T.data, self.inner(A, P).data)
 
 
 @jax.jit
@@ -143,7 +149,7 @@ def add(A: Any, B: Any, *, format: str | None = None) -> Sum:
       >>> np.allclose(total(A, A) @ b, 2 * (A @ b))
       True
     """
-    return patterns.remember(_paired("A + B", A, B, format, overlap=False), A, B)
+    return _comparing(_paired("A + B", A, B, format, overlap=False), A, B)
 
 
 def multiply(A: Any, B: Any, *, format: str | None = None) -> Sum:
@@ -154,7 +160,12 @@ def multiply(A: Any, B: Any, *, format: str | None = None) -> Sum:
       >>> np.allclose(square(A, A).data, A.data * A.data)
       True
     """
-    return patterns.remember(_paired("A.multiply(B)", A, B, format, overlap=True), A, B)
+    return _comparing(_paired("A.multiply(B)", A, B, format, overlap=True), A, B)
+
+
+def _comparing(plan: Any, *operands: Any) -> Any:
+    """`plan`, whose calls compare the patterns of their operands with those of these."""
+    return dataclasses.replace(plan, digests=patterns.digests(*operands))
 
 
 def _paired(operation: str, A: Any, B: Any, format: str | None, overlap: bool) -> Sum:
@@ -218,7 +229,7 @@ def matmul(A: Any, B: Any, *, format: str | None = None) -> Product:
       >>> np.allclose(product(A, A) @ b, A @ (A @ b))
       True
     """
-    return patterns.remember(_matmul(A, B, format), A, B)
+    return _comparing(_matmul(A, B, format), A, B)
 
 
 @standard_promotion
@@ -262,9 +273,10 @@ def triple(P: Any, A: Any, *, format: str | None = None) -> Triple:
       >>> js.plan.triple(P, A)(P, A).shape  # Pᵀ·A·P
       (8, 8)
     """
-    inner = matmul(A, P, format="csr")
+    inner = _matmul(A, P, "csr")
     middle = inner.result._with_values(jnp.ones(inner.result.nnz, jnp.float32))
-    return Triple(inner, _matmul(P.T, middle, format or patterns.format_of(A, P)))
+    outer = _matmul(P.T, middle, format or patterns.format_of(A, P))
+    return _comparing(Triple(outer.result, _operands(P, A), outer.terms, outer.right, inner), P, A)
 
 
 # ---------------------------------------------------------------------------------------------------------- their parts

@@ -1,4 +1,4 @@
-"""What was computed from arrays, kept as long as these arrays live."""
+"""What was computed from arrays of JAX, which never change, kept as long as these arrays live."""
 
 import weakref
 from collections.abc import Callable, Sequence
@@ -9,11 +9,17 @@ import jax
 from jaxsparse_fmt._tracing import concrete, is_concrete
 
 
+def lasts(a: Any) -> bool:
+    """Whether the identity of `a` stands for its numbers: NumPy's arrays may change, and deleted ones have none."""
+    return is_concrete(a) and not a.is_deleted()
+
+
 class Kept:
     """A table of values by a key and the identities of arrays, of which the last `most` used stay.
 
-    An entry leaves the table when one of its arrays is freed. All steps are single operations on a dict, so threads and
-    the weak references' callbacks, which may run at any time, need no lock.
+    Nothing is kept or found by arrays that do not last. An entry leaves the table when one of its arrays is freed. All
+    steps are single operations on a dict, so threads and the weak references' callbacks, which may run at any time,
+    need no lock.
     """
 
     def __init__(self, most: int) -> None:
@@ -23,7 +29,7 @@ class Kept:
     def find(self, key: Any, arrays: Sequence[Any]) -> Any:
         """The value; None if there is none, or if one of its arrays was deleted, by donation for instance."""
         found = self.table.pop((key, *map(id, arrays)), None)
-        if found is None:
+        if found is None or not all(map(lasts, arrays)):
             return None
         for a in jax.tree.leaves(found[0]):
             if isinstance(a, jax.Array) and a.is_deleted():
@@ -32,7 +38,9 @@ class Kept:
         return found[0]
 
     def keep(self, key: Any, arrays: Sequence[Any], value: Any) -> Any:
-        """Keeps `value`, and returns it."""
+        """Returns `value`, and keeps it if all arrays last."""
+        if not arrays or not all(map(lasts, arrays)):
+            return value
         key = (key, *map(id, arrays))
 
         def forget(_: Any) -> None:
@@ -44,12 +52,9 @@ class Kept:
         return value
 
     def get(self, key: Any, arrays: Sequence[Any], make: Callable[[], Any]) -> Any:
-        """The value, or `make()`; its arrays are constants where jit traces the caller. Nothing is kept by tracers."""
-        known = bool(arrays) and all(map(is_concrete, arrays))
-        found = self.find(key, arrays) if known else None
+        """The value, or `make()`; its arrays are constants where jit traces the caller."""
+        found = self.find(key, arrays)
         if found is None:
             with concrete():
-                found = make()
-            if known:
-                self.keep(key, arrays, found)
+                found = self.keep(key, arrays, make())
         return found

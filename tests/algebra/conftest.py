@@ -13,6 +13,7 @@ def where(request, monkeypatch):
         for module in (on_device, by_scipy):
             monkeypatch.setattr(module, "is_on_cpu", lambda a: not isinstance(a, jax.Array))
         monkeypatch.setattr(building, "puts_on_cpu", lambda: False)
-        monkeypatch.setattr(patterns, "_kept", type(patterns._kept)(16))
+        for kept in (patterns._kept, patterns._digests):
+            monkeypatch.setattr(kept, "table", {})
         monkeypatch.setattr(patterns, "_uses", lambda *sizes: iter([1]))  # as if of sizes met before
     return request.param

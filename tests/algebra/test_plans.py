@@ -1,7 +1,9 @@
 """Plans and the operators over them: values against SciPy, derivatives against dense matrices, refusals."""
 
+import copy
 import functools
 import itertools
+import pickle
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +14,10 @@ import scipy.sparse as sp
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt._types import CsrArrays
 from jaxsparse_fmt.algebra import by_scipy, patterns, plans
+from jaxsparse_fmt.core.kept import Kept
 from jaxsparse_fmt.formats import building, memory
 from tests.marks import few
+from tests.process import printed
 from tests.zoo import CASES, FIRST_LAYOUTS
 
 rng = np.random.default_rng(7)
@@ -75,6 +79,125 @@ def test_triangles_about_any_diagonal_are_numpys(k):
     np.testing.assert_array_equal(jsf.triu(A, k).to_scipy().toarray(), np.triu(D, k))
 
 
+# -------------------------------------------------------------------------------------------------- copies of plans
+
+SQUARE = random(30, 30)
+PLANS = {  # operands, and the result by SciPy
+    "add": ((S, Q), lambda a, b: a + b),
+    "multiply": ((S, Q), lambda a, b: a * b),
+    "matmul": ((S, R), lambda a, b: a @ b),
+    "triple": ((S, SQUARE), lambda p, a: p.T @ a @ p),
+}
+COPIES = {
+    "itself": lambda plan: plan,
+    "pickle": lambda plan: pickle.loads(pickle.dumps(plan)),
+    "deepcopy": copy.deepcopy,
+    "device_put": lambda plan: jax.device_put(plan, jax.devices()[0]),
+    "tree.map": lambda plan: jax.tree.map(jnp.copy, plan),
+    "device_get": jax.device_get,
+    "jit": jax.jit(lambda plan: plan),
+}
+
+
+def moved(M: sp.csr_array) -> sp.csr_array:
+    """As many entries, in other rows."""
+    return sp.csr_array(M[::-1])
+
+
+def refusals(plan, operands) -> list[str]:
+    """What the plan says to each operand with another pattern."""
+    texts = []
+    for number, M in enumerate(operands):
+        wrong = [jsf.from_scipy(moved(N) if N is M else N, "csr") for N in operands]
+        with pytest.raises(ValueError, match=f"operand {number} of the plan") as caught:
+            plan(*wrong)
+        texts.append(str(caught.value))
+    return texts
+
+
+@pytest.mark.parametrize("way", COPIES)
+@pytest.mark.parametrize("name", PLANS)
+def test_does_a_copy_of_a_plan_compare_patterns_as_the_plan_does(name, way):
+    operands, by_scipy = PLANS[name]
+    matrices = [jsf.from_scipy(M, "csr") for M in operands]
+    plan = getattr(jsf.plan, name)(*matrices)
+    copied = COPIES[way](plan)
+    same(copied(*matrices), by_scipy(*operands))
+    assert refusals(copied, operands) == refusals(plan, operands)
+    assert copied.nbytes == plan.nbytes and repr(copied) == repr(plan)
+
+
+def test_does_a_plan_compare_patterns_after_more_plans_than_are_kept(monkeypatch):
+    for table in (a for a in vars(patterns).values() if isinstance(a, Kept)):
+        monkeypatch.setattr(table, "most", 2)
+    operands = [jsf.from_scipy(M, "csr") for M in (S, Q)]
+    plan = jsf.plan.add(*operands)
+    later = [jsf.plan.add(M, M) for M in map(jsf.eye, range(5))]
+    same(plan(*operands), S + Q)
+    assert len(later) == 5 and refusals(plan, (S, Q))
+
+
+@pytest.mark.deep
+def test_does_a_plan_compare_patterns_in_another_process(tmp_path):
+    matrices = [jsf.from_scipy(M, "hll") for M in (S, moved(S))]
+    file = tmp_path / "plan"
+    file.write_bytes(pickle.dumps((jsf.plan.add(*matrices[:1] * 2), *matrices)))
+    program = """if True:
+        import pathlib, pickle, sys
+        plan, A, wrong = pickle.loads(pathlib.Path(sys.argv[1]).read_bytes())
+        print(float(abs(plan(A, A).data - 2 * A.data).max()))
+        try:
+            plan(A, wrong)
+        except ValueError as error:
+            print(error)
+        """
+    difference, refusal = printed("-c", program, file, JAX_ENABLE_X64="1").splitlines()
+    assert float(difference) == 0 and refusal.startswith("operand 1 of the plan")
+
+
+@pytest.mark.parametrize("layout", few(FIRST_LAYOUTS, 3), ids=str)
+def test_is_a_pattern_recognized_in_every_format_wherever_it_is_found(layout, where):
+    """The plan was made of "csr" on the host."""
+    del where
+    same(MATMUL(layout.of(S), layout.of(sp.csr_array(R.T)).T), S @ R)
+    for wrong in (layout.of(MOVED), layout.of(sp.csr_array(MOVED.T)).T):
+        with pytest.raises(ValueError, match="operand 0 of the plan"):
+            MATMUL(wrong, layout.of(R))
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_does_a_function_of_plans_compile_once_for_two_patterns_of_one_size(name, compiled):
+    order = np.random.default_rng(1).permutation(30)
+    patterns_of_one_size = SQUARE, sp.csr_array(SQUARE[order][:, order])
+    use = jax.jit(lambda plan, A: plan(A, A).todense())
+    counts = []
+    for M in patterns_of_one_size:
+        A = jsf.from_scipy(M, "csr")
+        plan = getattr(jsf.plan, name)(A, A)
+        before = compiled()
+        result = use(plan, A)
+        counts.append(compiled() - before)
+        np.testing.assert_allclose(result, PLANS[name][1](M, M).toarray(), rtol=1e-5, atol=1e-6)
+    assert counts[0] > 0 == counts[1]
+
+
+def owned(a):
+    """A copy in NumPy, at an address that JAX on a CPU takes as it is, which may be written."""
+    whole = np.empty(a.size + memory.ALIGNMENT, a.dtype)
+    begin = -whole.ctypes.data % memory.ALIGNMENT // a.itemsize
+    whole[begin : begin + a.size] = a
+    return whole[begin : begin + a.size]
+
+
+@pytest.mark.parametrize("use", [lambda A: A[:], lambda A: A[..., :], lambda A: A + A, jsf.tril], ids="abcd")
+def test_does_writing_in_numpys_arrays_of_a_matrix_change_no_result(use):
+    A = jax.tree.map(owned, jsf.from_scipy(S, "csr"))
+    result, before = use(A), use(jsf.from_scipy(S, "csr")).todense()
+    for a in jax.tree.leaves(A):
+        a[...] = 0
+    np.testing.assert_array_equal(result.todense(), before)
+
+
 # ------------------------------------------------------------------------------------------------------------ assembly
 
 
@@ -110,7 +233,7 @@ def test_integers_of_equal_coordinates_are_summed_as_integers(data, where):
 
 # ------------------------------------------------------------------------------------------------------------ refusals
 
-MOVED = sp.csr_array(S[::-1])  # as many entries, in other rows
+MOVED = moved(S)
 
 A, B = jsf.from_scipy(S, "csr"), jsf.from_scipy(R, "csr")
 MATMUL = jsf.plan.matmul(A, B)

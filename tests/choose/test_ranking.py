@@ -334,6 +334,13 @@ def test_an_accelerator_chooses_and_converts_what_lies_there(S, transpose, monke
     assert_same_storage(convert.from_arrays(there, "auto", None, transpose=transpose), expected)
 
 
+def test_is_a_matrix_with_the_arrays_of_one_that_auto_made_and_another_layout_not_taken_for_it(monkeypatch):
+    monkeypatch.setattr(building, "where_it_converts", lambda A, target: A.csr_arrays())  # as on an accelerator
+    A = jsf.from_scipy(suite.r_mat(7, 800), "csr", threads_per_row=1)
+    first, second = A.asformat("auto"), A.asformat("auto")
+    assert first.name == second.name == "csr" and first.layout == second.layout != A.layout
+
+
 def test_a_matrix_that_auto_made_is_returned_as_it_is_only_while_auto_would_make_it():
     S = jsf.gallery.poisson(9)
     A = jsf.from_scipy(S)
