@@ -1,13 +1,11 @@
 """What users pass as A and M, as an `Operator`: matrices, dense arrays, diagonals, functions, anything with `@`.
 
 jit keeps the arrays that a function closed over at its first call. So a function is traced at each call instead, which
-costs about a millisecond. The same function with the same equations reuses the solver compiled for it.
+costs about a millisecond. A function with the same equations as one before reuses the solver compiled for that one.
 """
 
 import dataclasses
 import functools
-import types
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, TypeGuard
 
@@ -22,8 +20,11 @@ from jaxsparse_fmt._pytrees import pytree
 from jaxsparse_fmt._text import nearest
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import Operator
+from solvers.core import structure
 from solvers.core.diagonal import Diagonal
 from solvers.core.vectors import times
+
+PROGRAMS = 64  # of users' functions, and compiled solvers for them, that are kept; the least recently used goes
 
 
 @pytree
@@ -67,13 +68,20 @@ class Function(Operator):
     __call__ = __matmul__
 
 
+_same: Callable[[Any], list[Jaxpr]] = functools.lru_cache(maxsize=PROGRAMS)(lambda key: [])  # the first with this key
+
+
 def traced(f: Callable[[Any], Any], example: Any) -> Function:
-    """f traced anew. JAX caches traces by the identity of a function, hence the new lambda."""
+    """f traced anew. JAX caches traces by the identity of a function, hence the new lambda.
+
+    Programs that compute the same are one object, for which jit compiles once.
+    """
     closed, shape = jax.make_jaxpr(lambda v: f(v), return_shape=True)(example)
-    return Function(closed.consts, closed.jaxpr, jax.tree.structure(shape))
-
-
-_programs: weakref.WeakKeyDictionary[Any, dict[Any, Jaxpr]] = weakref.WeakKeyDictionary()  # by the user's function
+    program, consts = structure.hoisted(closed.jaxpr, closed.consts)
+    same = _same(structure.key(program))
+    if not same:
+        same.append(program)
+    return Function(consts, same[0], jax.tree.structure(shape))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -82,7 +90,7 @@ class UserFunction(Operator):
 
     Attributes:
       apply: v -> the function of v, for one vector.
-      user: the function by whose identity compiled programs are kept.
+      user: what the user passed, which errors name.
     """
 
     apply: Callable[[Any], Any]
@@ -94,7 +102,9 @@ class UserFunction(Operator):
         return self.apply(v) if v.ndim == 1 else jax.vmap(self.apply, 1, 1)(v)
 
     def _traced(self, like: Any) -> Function:
-        """The function traced, with the program that it had before if both have the same text and arrays inside."""
+        """The function traced for vectors like `like`. ValueError: it communicates between devices over which a solve
+        does not.
+        """
         found = traced(self.__matmul__, like)
         spread = mesh_axes.varying_axes(*jax.tree.leaves(like)) | mesh_axes.untyped_axes()
         if spread and (over := sorted(spread & _axes_of_collectives(found.program))):
@@ -103,17 +113,7 @@ class UserFunction(Operator):
                 f"communicates over {over}, over which its vectors are spread, or may be without check_vma; call the "
                 "solver outside, on the sharded matrix"
             )
-        avals = tuple(v.aval for v in (*found.program.constvars, *found.program.invars))
-        user = self.user.__func__ if isinstance(self.user, types.MethodType) else self.user
-        try:
-            known = _programs.setdefault(user, {})
-        except TypeError:  # not hashable, or without weak references
-            return found
-        text = str(found.program), avals
-        # The text leaves out the arrays of a program inside, such as that of a jitted function.
-        if text not in known or _arrays_inside(known[text]) != _arrays_inside(found.program):
-            known[text] = found.program
-        return dataclasses.replace(found, program=known[text])
+        return found
 
 
 def _inside(program: Any) -> Iterator[Any]:
@@ -123,11 +123,6 @@ def _inside(program: Any) -> Iterator[Any]:
             if isinstance(part, Jaxpr | ClosedJaxpr):
                 yield part
                 yield from _inside(part)
-
-
-def _arrays_inside(program: Jaxpr) -> list[int]:
-    """The identities of the arrays that the programs inside this one hold."""
-    return [id(a) for part in _inside(program) if isinstance(part, ClosedJaxpr) for a in part.consts]
 
 
 def _axes_of_collectives(program: Jaxpr) -> set[Any]:

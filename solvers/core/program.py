@@ -21,9 +21,8 @@ from jaxsparse_fmt._tracing import in_trace
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import Basis
 from jaxsparse_fmt.kernels.backends import jax_versions
-from solvers.core.operators import Function, UserFunction, traced
+from solvers.core.operators import PROGRAMS, Function, UserFunction, traced
 
-PROGRAMS = 64  # combinations of users' functions for which a compiled solver is kept; the least recently used goes
 SHORTEST, LONGEST, PART = 1e-5, 5e-3, 1 / 50  # seconds of a pause, 0 if it is shorter; its part of the time so far
 
 

@@ -1,6 +1,7 @@
 """Functions as A and M: what they close over counts at every call, and the same function is compiled once."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +13,10 @@ from jaxsparse_fmt.kernels.backends import jax_versions
 from solvers import cg, eigsh, gmres
 from solvers.core import opaque, program
 from tests.process import printed
+from tests.solvers.core.test_structure import simplified_constants
 
 N = 9
+LARGE = np.ones(2000)
 D = np.arange(1.0, N + 1)
 B = np.ones(N)
 SPARSE = jsf.from_dense(np.diag(D), "csr")
@@ -43,8 +46,9 @@ def test_the_same_function_compiles_once_and_counts_with_what_it_closes_over_now
     exact = {"cg": 1 / (3 * D), "M": 1 / D, "eigsh": [3.0 * N]}[kind]
     np.testing.assert_allclose(answer(), exact, rtol=1e-9)
     assert compiled() == before
-    own.scale = 2.0  # another program
+    own.scale = 2.0
     np.testing.assert_allclose(answer(), exact * np.array({"cg": 0.5, "M": 1.0, "eigsh": 2.0}[kind]), rtol=1e-9)
+    assert compiled() == before
 
 
 def test_an_array_inside_a_jitted_function_inside_counts_as_it_is_now(compiled):
@@ -59,6 +63,56 @@ def test_an_array_inside_a_jitted_function_inside_counts_as_it_is_now(compiled):
     assert compiled() == before
     own.d = jnp.asarray(3 * D)
     np.testing.assert_allclose(cg(product, B, rtol=1e-12).x, 1 / (3 * D), rtol=1e-9)
+
+
+def test_new_functions_with_other_numbers_share_a_program(compiled):
+    first = cg(lambda v: 1.5 * v, B, rtol=1e-14).x
+    before = compiled()
+    other = cg(lambda v: (1.5 + 1e-10) * v, B, rtol=1e-14).x
+    assert compiled() == before
+    np.testing.assert_allclose(first - other, 1e-10 / 1.5**2, rtol=1e-4)
+
+
+def test_what_a_callback_holds_counts_as_it_is_now(compiled):
+    def on_host(table, v):
+        return table * np.asarray(v)
+
+    held = {"table": 2 * LARGE}
+
+    def product(v):
+        return jax.pure_callback(functools.partial(on_host, held["table"]), v, v)
+
+    def answer():
+        return float(cg(product, LARGE).x[1000])
+
+    assert answer() == pytest.approx(1 / 2)
+    before = compiled()
+    held["table"][500:1500] = 4.0  # in place: the program reads it
+    assert answer() == pytest.approx(1 / 4)
+    assert compiled() == before
+    held["table"] = held["table"].copy()
+    held["table"][500:1500] = 8.0
+    assert answer() == pytest.approx(1 / 8)
+
+
+@pytest.mark.parametrize("simplified", [False, True])
+@pytest.mark.parametrize("make", [jnp.asarray, np.asarray])
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_a_large_array_that_is_replaced_counts(simplified, make, is_inside):
+    """The text of a program shortens it, also where it is a literal."""
+    held = {}
+
+    def product(v):
+        inner = lambda v: v * make(held["d"])  # noqa: E731
+        return (jax.jit(inner) if is_inside else inner)(v)
+
+    def answer(middle):
+        held["d"] = np.full(LARGE.size, 2.0)
+        held["d"][500:1500] = middle
+        return float(cg(product, LARGE).x[1000])
+
+    with simplified_constants(simplified):
+        assert [answer(2.0), answer(4.0), answer(8.0)] == pytest.approx([0.5, 0.25, 0.125])
 
 
 @pytest.mark.parametrize("solver", [cg, gmres])
