@@ -78,6 +78,7 @@ class LibraryFactors(HostFactors):
             from spineax import cudss  # pyright: ignore[reportMissingImports]
 
             return cudss.solve(self.token, r.astype(self.dtype).T).T
+        _check_mode(self.library, "solve")  # which may have changed since the factorization
         solve, attribute = ("solve", "mode") if self.library == "cholmod" else ("lu_solve", "trans")
         call = jax.ffi.ffi_call(_target(solve), jax.ShapeDtypeStruct(r.shape, np.float64), vmap_method="sequential")
         values, options = self.values.astype(np.float64), {attribute: np.int64(self.is_transposed)}
@@ -175,11 +176,15 @@ def choice(backend: str, A: Any, symmetric: bool | None, maker: str) -> str:
     platform = arguments.memory.device(A).platform
     if platform != PLATFORMS[module]:
         raise ValueError(f"{maker}: backend={backend!r} runs on a {PLATFORMS[module]}, and A lies on a {platform}")
-    if backend != "cudss" and not jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]
-        raise ValueError(f"{maker}: backend={backend!r} computes in float64; set JAX_ENABLE_X64=1, or take 'superlu'")
+    _check_mode(backend, maker)
     if backend != "cudss" and jnp.issubdtype(A.dtype, jnp.complexfloating):
         raise TypeError(f"{maker}: backend={backend!r} takes real matrices, and A is {A.dtype}; take 'superlu'")
     return backend
+
+
+def _check_mode(library: str, maker: str) -> None:
+    if library != "cudss" and not jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]
+        raise ValueError(f"{maker}: backend={library!r} computes in float64; set JAX_ENABLE_X64=1, or take 'superlu'")
 
 
 def _suited(A: Any) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxsparse_fmt._tracing import concrete, is_traced
 from jaxsparse_fmt.convert import from_dense
-from jaxsparse_fmt.core.kept import Kept
+from jaxsparse_fmt.core.kept import Kept, lasts
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.core.scipy_names import ScipyNames
 from jaxsparse_fmt.core.transposed import Transposed
@@ -157,15 +157,24 @@ class Success:
     limits: Any
     dtype: Any
 
+    def has(self, values: Any) -> bool:
+        """Whether M was made for these very values."""
+        return self.values() is values and lasts(values)
+
 
 def recalled(leaves: list[Any], tree: Any, of_values: bool = False) -> Success | None:
     """What solved a system with this pattern, or with these very values."""
-    found = _successes.find(tree, leaves[1:] or leaves)
-    return None if of_values and found is not None and found.values() is not leaves[0] else found
+    found = _successes.find(_key(tree), leaves[1:] or leaves)
+    return None if of_values and found is not None and not found.has(leaves[0]) else found
+
+
+def _key(tree: Any) -> Any:
+    """Of a pattern in JAX's mode of 32 or 64 bits, which decides the dtypes of x and M."""
+    return tree, jax.dtypes.canonicalize_dtype(float)
 
 
 class Memory:
-    """The last success with A's pattern, found by the identity of its arrays, until one of these is freed.
+    """The last success with A's pattern, found by the identity of JAX's arrays, until one of these is freed.
 
     Attributes:
       order: the trials to begin with.
@@ -177,7 +186,7 @@ class Memory:
         self.leaves, self.tree = jax.tree.flatten(A)
         self.found = recalled(self.leaves, self.tree)
         self.order: tuple[Any, ...] = () if self.found is None else self.found.order
-        self.has_values = self.found is not None and self.found.values() is self.leaves[0]
+        self.has_values = self.found is not None and self.found.has(self.leaves[0])
 
     def made(self, name: str | None) -> Any:
         """The preconditioner made before for A's values, or refreshed for them; None: there is none of that name."""
@@ -200,7 +209,7 @@ class Memory:
             limits = settled(self.settings, self.b, M.found.host.n, STEPS)[2]
         values = weakref.ref(self.leaves[0])
         kept = Success(order, M, values, asked, limits, dtype)
-        _successes.keep(self.tree, self.leaves[1:] or self.leaves, kept)
+        _successes.keep(_key(self.tree), self.leaves[1:] or self.leaves, kept)
 
 
 def _nbytes(leaf: Any) -> int:

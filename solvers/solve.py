@@ -43,7 +43,8 @@ def solve(
 
     A second solve with the same matrix begins with what succeeded, and takes the preconditioner or the factors made
     then; a matrix with the same pattern (`A.with_data`) begins with the same way. Eight patterns are remembered, with
-    preconditioners of at most 1 GB each, until the arrays of the pattern are freed.
+    preconditioners of at most 1 GB each, until the arrays of the pattern are freed. Arrays of NumPy, which may change,
+    are not remembered.
 
     Inside jit one way is taken when the function is traced, and its status reports a failure: the cheapest of those
     with a set-up, or of all that suit the hints. A matrix that the function closes over is known; so is the pattern of

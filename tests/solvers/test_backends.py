@@ -85,6 +85,15 @@ def test_inside_jit_a_matrix_without_factors_is_a_status_and_its_neighbours_in_a
 
 
 @needs_sparsax
+@each
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype")
+def test_are_factors_in_64_bits_called_singular_in_32(backend):
+    F = factorized(jsf.from_scipy(CASES[backend]), backend=backend)
+    with jax.enable_x64(False), pytest.raises(ValueError, match="computes in float64"):
+        F.solve(np.ones(125))
+
+
+@needs_sparsax
 def test_a_hint_of_symmetry_is_believed():
     S, b = CASES["cholmod"], np.ones(125)
     rough = sp.csr_array(S + sp.diags_array(np.full(124, 1e-9), offsets=1))
