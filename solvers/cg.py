@@ -70,9 +70,9 @@ def cg(
     """Solves A·x = b for a symmetric (Hermitian) positive definite A.
 
     Works inside jit, vmap and grad. Differentiable in b and in A's values to any order, by implicit differentiation:
-    the derivative of a solve is a solve with the same A, M and rtol, and is NaN if that solve does not converge. x
-    has no derivative with respect to M and x0; the derivatives of `residual_norm` and `history` are NaN. See `adjoint`
-    for more.
+    the derivative of a solve is a solve with the same A, M and rtol, and is NaN if either of the two fails. x has no
+    derivative with respect to M and x0; the derivatives of `residual_norm` and `history` are NaN. See `adjoint` for
+    more.
 
     Args:
       A: [n, n] matrix: a jaxsparse_fmt format, a dense array, anything with a shape and `@`; or a function v -> A·v.

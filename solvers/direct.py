@@ -8,6 +8,7 @@ factors.
 
 import contextlib
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -21,15 +22,15 @@ from jaxsparse_fmt._tracing import in_trace, is_traced, standard_promotion
 from solvers import factors, superlu
 from solvers.backends import choice
 from solvers.core import arguments
-from solvers.core.iterate import Method, holding
+from solvers.core.iterate import Method, System, holding
 from solvers.core.operators import promoted
 from solvers.core.scaling import Map
 from solvers.core.settings import DEFAULTS, Adjoint, settled
 from solvers.core.solve import by_method
 from solvers.core.space import Space, length
-from solvers.core.stopping import status_of
+from solvers.core.stopping import End, status_of
 from solvers.logdet import inverse_entries, sample, slogdet
-from solvers.on_host import HostFactors, refined, whole
+from solvers.on_host import SHRINKS, HostFactors, refined, whole
 from solvers.precond import _checks as checks
 from solvers.solution import Solution, SolverError, Status, Told
 
@@ -45,11 +46,32 @@ class Work(NamedTuple):
 def step(space: Space, A: Map, M: Map, work: Work) -> tuple[Work, Array, Array]:
     z = M(work.r)
     r = work.r - A(z)
-    return Work(work.x + z, r), space.norm(r), status_of((~jnp.isfinite(space.largest(z)), Status.NON_FINITE))
+    z_norm, x_norm = space.norm(z), space.norm(work.x)
+    code = status_of(
+        (~jnp.isfinite(space.largest(z)), Status.NON_FINITE),
+        # Their ratio is about eps times the condition number: x has grown until its rounding hides the residual.
+        ((x_norm > 0) & (z_norm > SHRINKS * x_norm), Status.SINGULAR),
+    )
+    return Work(work.x + z, r), space.norm(r), code
 
 
 METHOD = Method(lambda space, A, M, r, squared, last: Work(jnp.zeros_like(r), r), holding(step), self_adjoint=False)
 ON_HOST = METHOD._replace(whole=whole)
+
+
+@functools.cache
+def unsolved(status: Status) -> Method:
+    """A method that leaves x at 0, with this status unless b is 0; its derivatives are NaN."""
+
+    def nothing(system: System, is_transposed: bool) -> tuple[Array, End]:
+        del is_transposed
+        x = jnp.zeros_like(system.b)
+        norm = length(system.b - system.A @ x)  # NaN where A has one
+        of_b = (jnp.isnan(norm), Status.NON_FINITE), (jnp.isinf(norm), Status.OUT_OF_RANGE)
+        code = status_of((norm == 0, Status.CONVERGED), *of_b, otherwise=status)
+        return x, End(jnp.zeros_like(code), norm, code, None)
+
+    return METHOD._replace(whole=nothing)
 
 
 @exportable
@@ -141,6 +163,8 @@ def factorized(A: Any, *, symmetric: bool | None = None, backend: str = "auto") 
       >>> np.allclose(A @ (F @ b), b), (F @ np.ones((16, 3))).shape
       (True, (16, 3))
     """
+    # Arrays of NumPy may change, and `device_put` copies only those that are not aligned.
+    A = jax.tree.map(lambda a: a.copy() if isinstance(a, np.ndarray) else a, A)
     return jax.device_put(prepared(A, False, "factorized", backend, symmetric)[0])
 
 
@@ -168,8 +192,8 @@ def direct(
     Returns:
       A `Solution`, whose iterations are the solves with the factors, at most 10, and whose `method` names the backend.
       Its status is SINGULAR if A has no factors and b is not zero, or if the residual misses the tolerance and the
-      condition number is about 1/eps or more. Derivatives as of `cg`, by the same factors; for several right-hand sides
-      keep `factorized(A)`.
+      condition number is about 1/eps or more. Derivatives as of `cg`, by the same factors, and NaN if there are none;
+      for several right-hand sides keep `factorized(A)`.
 
     Raises:
       ValueError, TypeError: as `factorized`.
@@ -184,10 +208,7 @@ def direct(
         sol = by_factors(A, b, None, _settings(M, A, b, rtol, atol, adjoint))
         return dataclasses.replace(sol, _told=Told((f"direct by {name}",)))
     except SolverError as error:
-        x = jnp.zeros(b.shape, _dtype(A, b))
-        norm = length(b - A @ x)  # NaN where A has one
-        code = jnp.where(norm == 0, jnp.int32(Status.CONVERGED), jnp.int32(error.status))
-        return Solution(x, code, jnp.zeros_like(code), norm, None)
+        return by_method(unsolved(error.status), A, b, None, DEFAULTS | {"adjoint": adjoint or Adjoint()})
 
 
 RECIPE = ("lu",)
@@ -274,13 +295,13 @@ def by_factors(A: Any, b: Any, x0: Any, settings: Any) -> Solution:
         return sol
     norm = matrix_norm(F.A)
     condition = lax.cond(jnp.all(sol.success), jnp.zeros_like, lambda _: _condition(lax.stop_gradient(F)), norm)
-    unsolved = jnp.isfinite(norm) & jnp.all(jnp.isfinite(b), axis=0) & ~jnp.asarray(sol.success)
+    may_be = jnp.isfinite(norm) & jnp.all(jnp.isfinite(b), axis=0) & ~jnp.asarray(sol.success)
     # cuDSS replaces small pivots, so that it has factors even of zeros.
     is_singular = ~(condition * jnp.finfo(condition.dtype).eps < 0.1) | (norm == 0)
     cause = jnp.int32(Status.SINGULAR)
     if F.recipe[0] == "cholmod":
         cause = jnp.where(jnp.isnan(condition), jnp.int32(Status.NOT_POSITIVE_DEFINITE), cause)
-    return dataclasses.replace(sol, code=jnp.where(unsolved & is_singular, cause, sol.code))
+    return dataclasses.replace(sol, code=jnp.where(may_be & is_singular, cause, sol.code))
 
 
 def _dtype(A: Any, b: Array) -> Any:

@@ -175,12 +175,13 @@ class Pairs(opaque.Operation):
         pencil, d_pencil = inputs[0], tangents[0]
         sol, scale = self(inputs)
         values, X, unit = sol.eigenvalues, sol.eigenvectors, lax.stop_gradient(jnp.where(scale == 0, 1, scale))
-        no_pairs = (sol.code == Status.NON_FINITE) | (sol.code == Status.NOT_POSITIVE_DEFINITE)
-        sound = jnp.where(no_pairs, jnp.nan, 1.0).astype(values.dtype)
-        r = opaque.jvp(lambda pencil: pencil.residual(values, sound * X), pencil, d_pencil)
+        failed = stopping.is_failure(sol.code)
+        X = opaque.witness(failed, X)
+        r = opaque.jvp(lambda pencil: pencil.residual(values, X), pencil, d_pencil)
         d_sol, d_scale = opaque.undefined((sol, scale), d_pencil)
         d_values = d_X = None
         if r is not None:
+            r = opaque.unless(failed, r)
 
             def K(Z: Array) -> Array:
                 MX = pencil.mass(X)
@@ -194,6 +195,7 @@ class Pairs(opaque.Operation):
             d_X = d_X - X * jnp.sum(jnp.conj(pencil.mass(X)) * d_X, axis=0)
             if pencil.M is not None and (dM_X := opaque.jvp(lambda M: M(X), pencil.M, d_pencil.M)) is not None:
                 d_X = d_X - X * (jnp.sum(jnp.conj(X) * dM_X, axis=0) / 2)
+            d_values, d_X = (opaque.unless(failed, d) for d in (d_values, d_X))
         return (sol, scale), (dataclasses.replace(d_sol, eigenvalues=d_values, eigenvectors=d_X), d_scale)
 
 
@@ -231,8 +233,10 @@ def _solve_off(pencil: Pencil, K: Map, unit: Array, values: Array, X: Array, rhs
         )
         z = start + above * pencil.operator(z)
     z = known + inside(z)
-    solved = length(rhs - K(z)) <= jnp.sqrt(eps) * length(rhs) + 100 * eps * unit * length(z)
-    return jnp.where(solved & (eps**0.75 * unit * length(z) <= length(rhs)), z, jnp.nan)
+    size = length(rhs)
+    solved = length(rhs - K(z)) <= jnp.sqrt(eps) * size + 100 * eps * unit * length(z)
+    z = jnp.where(solved & (eps**0.75 * unit * length(z) <= size), z, jnp.nan)
+    return jnp.where(size == 0, 0, z)  # as of a failure that the loss masks
 
 
 def _minres(A: Map, M: Map, b: Array) -> Array:

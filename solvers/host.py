@@ -77,7 +77,9 @@ class Host:
     @functools.cached_property
     def longest_column(self) -> float:
         """‖A‖₂ from below, of an A without empty columns."""
-        return float(np.sqrt(np.max(np.add.reduceat(np.abs(self.S.data) ** 2, self.S.indptr[:-1]))))
+        sizes = np.abs(self.S.data)
+        largest = float(np.max(sizes)) or 1.0  # no square over- or underflows
+        return largest * float(np.sqrt(np.max(np.add.reduceat((sizes / largest) ** 2, self.S.indptr[:-1]))))
 
     @functools.cached_property
     def row_sums(self) -> float:

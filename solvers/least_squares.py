@@ -12,7 +12,7 @@ from jax import Array
 from jaxsparse_fmt._arguments import owned
 from solvers.core import opaque
 from solvers.core.iterate import Options, System
-from solvers.core.linear_solve import TRUNCATED, hermitian_solve, report
+from solvers.core.linear_solve import TRUNCATED, has_failed, hermitian_solve, report
 from solvers.core.operators import UserFunction, refuse_scipy, wrapped
 from solvers.core.settings import Adjoint
 from solvers.core.vectors import adjoint_product
@@ -55,28 +55,30 @@ class LeastSquares(opaque.Operation):
 
     def jvp(self, system: System, tangents: System) -> tuple[Any, Any]:
         x, end = self(system)
-        A, dA, db = system.A, tangents.A, tangents.b
+        A, dA, db, failed = system.A, tangents.A, tangents.b, has_failed(self.adjoint, end.code)
         options = self.options._replace(history_length=0, callback=None, progress=None)
         is_tall = system.b.shape[0] >= x.shape[0]
         H, dH = (A, dA) if is_tall else (A.H, dA.H)
         with_H = dataclasses.replace(self, options=options, inside=self.inside == is_tall)
-        system_H = system._replace(A=H, x0=None, limits=system.limits.of_derivative)
+        system_H = system._replace(A=H, x0=None, limits=system.limits.of_derivative(x.dtype))
         y, z = (system.b - A.apply(x), x) if is_tall else (x, with_H(system_H._replace(b=-x))[0])
+        y, z = (opaque.witness(failed, v) for v in (y, z))
         df, dg = (db, None) if is_tall else (None, db)
         df = _less(df, opaque.jvp(lambda f: f(z), H.apply, dH.apply))
         dg = _less(dg, opaque.jvp(lambda f: f(y), H.adjoint, dH.adjoint))
         d_end = opaque.undefined(end, tangents)
         if df is None and dg is None:
-            return (x, end), (None, d_end)
+            return (x, end), (opaque.besides(failed, x, (tangents.M, tangents.x0)), d_end)
         m = y.shape[0]
         # Both right-hand sides form one array: custom_linear_solve has no transpose if one of several is constant.
         rhs = jnp.concatenate([jnp.zeros_like(y) if df is None else df, jnp.zeros_like(z) if dg is None else dg])
+        rhs = opaque.unless(failed, rhs)
 
         def matvec(yz: Array) -> Array:
             return jnp.concatenate([yz[:m] + H.apply(yz[m:]), H.adjoint(yz[:m])])
 
         dyz = hermitian_solve(matvec, lambda rhs: jnp.concatenate(with_H._saddle(system_H, rhs[:m], rhs[m:])), rhs)
-        return (x, end), (dyz[m:] if is_tall else dyz[:m], d_end)
+        return (x, end), (opaque.unless(failed, dyz[m:] if is_tall else dyz[:m]), d_end)
 
     def _saddle(self, system: System, f: Array, g: Array) -> tuple[Array, Array]:
         """y and z with y + H·z = f and Hᴴ·y = g, for the H of the system; NaN if a solve fails.
@@ -94,7 +96,9 @@ class LeastSquares(opaque.Operation):
         if self.adjoint.truncated:
             ended = [jnp.isin(e.code, jnp.array(TRUNCATED)) for e in (end, end_z)]
             sound, exists = sound | ended[0] & ended[1], exists | ended[0]
-        return jnp.where(sound, f - H.apply(z), jnp.nan), jnp.where(sound & exists, z, jnp.nan)
+        is_zero = jnp.all(f == 0, axis=0) & jnp.all(g == 0, axis=0)  # as of a failure that the loss masks
+        y, z = jnp.where(sound, f - H.apply(z), jnp.nan), jnp.where(sound & exists, z, jnp.nan)
+        return jnp.where(is_zero, 0, y), jnp.where(is_zero, 0, z)
 
 
 def _less(a: Array | None, b: Array | None) -> Array | None:

@@ -63,7 +63,8 @@ def lsmr(A: Any, b: Any, x0: Any = None, *, damp: float = 0.0, **settings: Unpac
 
     Works inside jit, vmap and grad. Differentiable in b, damp and A's values to any order, by two least-squares solves
     with A and Aᴴ, if A has full rank or damp is positive. If the rank is less, the derivative in b is that of the
-    shortest x, and the derivative in A, which exists only for changes that keep the rank, is NaN.
+    shortest x, and the derivative in A, which exists only for changes that keep the rank, is NaN. So are the
+    derivatives of a solve that failed.
 
     Args:
       A: [m, n] matrix: a jaxsparse_fmt format, a dense array, anything with a shape, `@` and `T`; or a pair of
@@ -136,7 +137,7 @@ def _compute(
     if M is not None:
         precondition = within(M, x_basis)
         M = traced(lambda r: (precondition @ r).astype(dtype), unknown)
-    M, x0, limits = lax.stop_gradient((M, x0, limits))
+    limits = lax.stop_gradient(limits)
     x, end = LeastSquares(_run, options, adjoint)(System(K, M, rows, x0, limits))
     norms = end.norms if options.history_length else None
     return LeastSquaresSolution(x_basis.leave(x), end.code, end.k, length(end.r[:m]), norms, end.normal)

@@ -16,6 +16,8 @@ from solvers.core.stopping import ROUNDED, End, Limits
 from solvers.host import MMD
 from solvers.solution import Status
 
+SHRINKS = 1 / 16  # of x: a later correction that is longer shows a condition number near 1/eps
+
 
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -79,21 +81,27 @@ def refined(found: superlu.OnHost, b: Any, limits: Any, dtype: Any, way: str = "
     S = found.host.S.T if way == "T" else found.host.S
     rhs = np.asarray(b, np.complex128 if b.dtype.kind == "c" else S.dtype)
     with np.errstate(all="ignore"):
-        b_norm = length(rhs)
-        least = np.maximum(limits.rtol * b_norm, limits.atol)
+        b_norm, unit = length(rhs), 1.0
+        if is_scaled := not _is_moderate(b_norm):
+            unit = _unit(rhs, S)
+            rhs = rhs / unit
+            b_norm = length(rhs)
+        least = np.maximum(limits.rtol * b_norm, limits.atol / unit)
         x, size, last = np.zeros(rhs.shape, dtype), b_norm, np.inf
         exact, r, r_norm, rounded = np.zeros_like(rhs), rhs, b_norm, x
-        steps = np.zeros(b_norm.shape, np.int32)
+        steps, diverges = np.zeros(b_norm.shape, np.int32), np.zeros(b_norm.shape, bool)
         while True:
             goes_on = (size > least) & (r_norm > least) & (r_norm <= last / 2)
             if not goes_on.any() or steps.max() >= limits.maxiter:
                 break
             steps, last, z = steps + goes_on, r_norm, found.solve(r, way)
+            if steps.max() > 1:
+                diverges = diverges | goes_on & (length(z) > SHRINKS * length(exact))
             exact = exact + (z if goes_on.all() else np.where(goes_on, z, 0))
-            r, rounded = rhs - S @ exact, exact.astype(dtype, copy=False)
+            r, rounded = rhs - S @ exact, (exact * unit if is_scaled else exact).astype(dtype, copy=False)
             r_norm = rounded_norm = length(r)
             if rounded is not exact:
-                rounded_norm = length(rhs - S @ rounded)
+                rounded_norm = length(rhs - S @ (rounded / unit))
             better = rounded_norm < size
             if better.all():
                 x, size = rounded, rounded_norm
@@ -101,22 +109,22 @@ def refined(found: superlu.OnHost, b: Any, limits: Any, dtype: Any, way: str = "
                 x, size = np.where(better, rounded, x), np.where(better, rounded_norm, size)
         code, Ax_norm = np.zeros(b_norm.shape, np.int32), np.zeros_like(b_norm)
         if not (size <= least).all():
-            Ax_norm, eps = found.host.longest_column * length(x), jnp.finfo(dtype).eps
+            Ax_norm, eps = found.host.longest_column * length(x / unit), jnp.finfo(dtype).eps
             limit = np.minimum(ROUNDED * eps * (Ax_norm + b_norm), eps**0.25 * b_norm)
-            is_rounding = (size <= limit) & (least >= eps * b_norm)
-            is_held = np.all(np.isfinite(rounded), axis=0)  # by the dtype
+            # About the condition number times eps: x has grown until its rounding hides the residual.
+            is_rounding = (size <= limit) & np.isfinite(Ax_norm) & (least >= eps * b_norm) & ~diverges
+            is_held = length(rounded / unit - exact) <= eps * length(exact)  # by the dtype
             otherwise = np.where(is_held, Status.STAGNATION, Status.OUT_OF_RANGE)
             otherwise = np.where(goes_on, Status.MAXITER, otherwise)
             is_lost = ~(is_rounding | (size <= least)) & np.isfinite(b_norm)
             if is_lost.any():
                 shown = found.host.longest_column * length(exact) / b_norm
                 condition = np.max(np.where(is_lost & is_held, shown, 0))
-                if not condition * eps < 0.1 or not found.condition() * eps < 0.1:
+                if np.any(diverges) or not condition * eps < 0.1 or not found.condition() * eps < 0.1:
                     otherwise = Status.SINGULAR
             code = np.where(is_rounding, Status.ROUNDED, np.where(np.isfinite(b_norm), otherwise, Status.NON_FINITE))
             code = np.where(size <= least, Status.CONVERGED, code)
-    real = np.real(x).dtype
-    return x, code.astype(np.int32), steps, size.astype(real), Ax_norm.astype(real)
+        return reported(x, code, steps, size * unit, Ax_norm * unit)
 
 
 def _refined(found: superlu.OnHost | None, entries: Any, b: Any, numbers: Any, way: str) -> np.ndarray | None:
@@ -126,20 +134,46 @@ def _refined(found: superlu.OnHost | None, entries: Any, b: Any, numbers: Any, w
         if np.any(ends[0]) and found.ordering == MMD and not found.is_accurate:
             return None
         return np.concatenate([x, np.stack(ends)])
-    size = length(b)
-    is_finite = np.isfinite(size) & np.all(np.isfinite(entries[2]))
+    size, zero = length(b), np.zeros(b.shape[1:])
+    is_finite = ~np.isnan(size) & np.all(np.isfinite(entries[2]))
     code = np.where(is_finite, np.where(size == 0, Status.CONVERGED, Status.SINGULAR), Status.NON_FINITE)
-    zeros, size = np.zeros_like(size), np.where(is_finite, size, np.nan)
-    return np.concatenate([np.zeros_like(b), np.stack([code, zeros, size, zeros])])
+    with np.errstate(over="ignore"):
+        x, *ends = reported(np.zeros_like(b), code, zero, np.where(is_finite, size, np.nan), zero)
+    return np.concatenate([x, np.stack(ends)])
 
 
-def length(a: np.ndarray) -> np.ndarray:
-    """‖a‖₂ by column; no square over- or underflows."""
+def reported(x: np.ndarray, code: Any, steps: Any, size: Any, Ax_norm: Any) -> tuple[np.ndarray, ...]:
+    """x and how its solve ended: with OUT_OF_RANGE if x's dtype cannot hold the residual norm `size`."""
+    real = np.real(x).dtype
+    size, Ax_norm = size.astype(real), Ax_norm.astype(real)
+    return x, np.where(np.isinf(size), Status.OUT_OF_RANGE, code).astype(np.int32), steps, size, Ax_norm
+
+
+def length(a: Any) -> np.ndarray:
+    """‖a‖₂ by column, in 64 bits; no square over- or underflows."""
+    a = np.asarray(a, np.complex128 if a.dtype.kind == "c" else np.float64)
     with np.errstate(all="ignore"):
         norm = np.linalg.norm(a, axis=0)
-        if a.ndim == 1 and 1e-100 < norm < 1e100:
-            return norm  # `np.all` would cost 4 µs
-        if np.all((norm > 1e-100) & (norm < 1e100)):
+        if _is_moderate(norm):
             return norm
+        if a.dtype.kind == "c":  # magnitudes may overflow, and NumPy divides complex numbers by a reciprocal
+            a = np.concatenate([a.real, a.imag])
         size = np.max(np.abs(a), axis=0)
         return size * np.linalg.norm(a / np.where(size == 0, 1, size), axis=0)
+
+
+def _is_moderate(norm: Any) -> bool:
+    """Whether the squares of vectors with these norms, and of what matters beside them, lie in the range of 64 bits."""
+    if norm.ndim == 0:
+        return bool(1e-100 < norm < 1e100)  # `np.all` would cost 4 µs
+    return bool(np.all((norm > 1e-100) & (norm < 1e100)))
+
+
+def _unit(b: Any, S: Any) -> np.ndarray:
+    """A power of two for each column of b; neither b over it nor S⁻¹·b over it leaves the range of 64 bits.
+
+    XLA calls the host in a mode in which subnormal numbers are zeros.
+    """
+    _, of_b = np.frexp(np.max(np.maximum(np.abs(b.real), np.abs(b.imag)), axis=0))
+    _, of_S = np.frexp(np.max(np.abs(S.data), initial=0))
+    return np.ldexp(1.0, np.clip(of_b - of_S // 2, -1000, 1000))

@@ -20,12 +20,12 @@ from jaxsparse_fmt._tracing import concrete
 from solvers import on_host, precond
 from solvers.bicgstab import METHOD as BICGSTAB
 from solvers.cg import METHOD as CG
-from solvers.core import arguments
+from solvers.core import arguments, opaque
 from solvers.core.operators import is_function
 from solvers.core.solve import by_method
 from solvers.core.space import length
 from solvers.core.stopping import ROUNDED
-from solvers.direct import by_factors, direct, placed_like, prepared
+from solvers.direct import by_factors, placed_like, prepared, unsolved
 from solvers.facts import Facts, check_finite
 from solvers.fcg import METHOD as FCG
 from solvers.gmres import method as gmres
@@ -298,7 +298,7 @@ def first_success(
     if best is None:
         if not is_singular:
             raise refusal
-        best = _telling(direct(facts.A, b), "direct")
+        best = _telling(by_method(unsolved(Status.SINGULAR), A, b, None, settings | {"M": None}), "direct")
     is_failure = jnp.logical_not(best.success) & (best.code != Status.LEAST_SQUARES)
     code = jnp.where(is_failure & is_singular, jnp.int32(Status.SINGULAR), best.code)
     return _telling(dataclasses.replace(best, code=code), best.method, *tried)
@@ -373,13 +373,14 @@ def by_lsmr(A: Any, b: Any, x0: Any, settings: Any) -> Solution:
     """A least-squares solution, the shortest one if x0 is None; LEAST_SQUARES if it does not solve the system."""
     sol = lsmr(A, b, x0, **settings)
     code = _code_of_system(sol.code, sol.residual_norm, b, settings["rtol"], settings["atol"])
-    return Solution(sol.x, code, sol.n_iterations, sol.residual_norm, sol.norms)
+    x = opaque.Withheld()((sol.x, code == Status.LEAST_SQUARES))
+    return Solution(x, code, sol.n_iterations, sol.residual_norm, sol.norms)
 
 
 @jax.jit
 def _code_of_system(code: Any, size: Any, b: Any, rtol: Any, atol: Any) -> Any:
-    is_least = (code == Status.CONVERGED) & (size > (1 + 1e-6) * jnp.maximum(rtol * length(b), atol))
-    return jnp.where(is_least, jnp.int32(Status.LEAST_SQUARES), code)
+    is_solved = jnp.isfinite(size) & (size <= (1 + 1e-6) * jnp.maximum(rtol * length(b), atol))
+    return jnp.where((code == Status.CONVERGED) & ~is_solved, jnp.int32(Status.LEAST_SQUARES), code)
 
 
 def by_singular_values(host: Host, b: Any, dtype: Any, settings: Any) -> Solution:
@@ -387,13 +388,13 @@ def by_singular_values(host: Host, b: Any, dtype: Any, settings: Any) -> Solutio
     S, eps = host.S, jnp.finfo(dtype).eps
     rhs = np.asarray(b).astype(np.result_type(S, b.dtype, np.float64))
     x, _, _, values = np.linalg.lstsq(S.toarray(), rhs, rcond=host.n * np.finfo(S.dtype).eps)
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         x = x.astype(dtype)
-    is_held = np.all(np.isfinite(x), axis=0)  # by the dtype
-    x = np.where(is_held, x, 0)
-    size, b_norm, x_norm = (on_host.length(v) for v in (rhs - S @ x, rhs, x.astype(rhs.dtype)))
-    rounding = ROUNDED * eps * (values[0] * x_norm + b_norm)
-    code = np.where(size <= rounding, np.int32(Status.ROUNDED), np.int32(Status.LEAST_SQUARES))
-    code = np.where(is_held, code, np.int32(Status.OUT_OF_RANGE))
-    code = np.where(size <= np.maximum(settings["rtol"] * b_norm, settings["atol"]), np.int32(0), code)
-    return placed_like(b, (x, code, np.ones_like(code), size.astype(np.real(x).dtype)))
+        is_held = np.all(np.isfinite(x), axis=0)  # by the dtype
+        x = np.where(is_held, x, 0)
+        size, b_norm, x_norm = (on_host.length(v) for v in (rhs - S @ x, rhs, x.astype(rhs.dtype)))
+        limits = ROUNDED * eps * (values[0] * x_norm + b_norm), np.maximum(settings["rtol"] * b_norm, settings["atol"])
+        is_rounding, is_met = ((size <= limit) & np.isfinite(limit) for limit in limits)
+        code = np.where(is_rounding, np.int32(Status.ROUNDED), np.int32(Status.LEAST_SQUARES))
+        code = np.where(is_met, np.int32(0), np.where(is_held, code, np.int32(Status.OUT_OF_RANGE)))
+        return placed_like(b, on_host.reported(x, code, np.ones_like(code), size, size)[:4])

@@ -131,6 +131,7 @@ class System(NamedTuple):
       b, x0: [n] or [n, k], which have entered the basis; x0 None starts from zero.
       inner: the A that the method multiplies with, in `Options.dtype`; M then takes vectors of that dtype too. None: A
         itself.
+      failed: of a system that gives a derivative of a solve: whether that solve failed, by column too.
     """
 
     A: Any
@@ -140,11 +141,12 @@ class System(NamedTuple):
     limits: Limits
     inner: Any = None
     basis: Basis = IDENTITY
+    failed: Any = None
 
 
 def run(space: Space, method: Method, options: Options, system: System) -> tuple[Array, End]:
     """x with A·x = b, finite, and how the solve ended. Inside, b is scaled by a power of two."""
-    A, M, b, x0, limits, inner, basis = system
+    A, M, b, x0, limits, inner, basis, _ = system
     budget = limits.budget
     narrow, multiplied = options.dtype or b.dtype, A if inner is None else inner
     v = stopping.noise(space, b) if method.self_adjoint else None

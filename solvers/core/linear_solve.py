@@ -37,7 +37,8 @@ class Solve(opaque.Operation):
 
     x is linear in b, and differentiable to any order in b and in whatever A depends on. x does not depend on M, x0 and
     the other arguments, and has no derivative with respect to them. The residual norm depends on all of them but is not
-    a differentiable function: its derivative is NaN.
+    a differentiable function: its derivative is NaN. So are the derivatives of a failed x: by A and b, or, if neither
+    moves, by M and x0, whose cotangents cost the transpose of what made them.
     """
 
     method: Method
@@ -54,25 +55,30 @@ class Solve(opaque.Operation):
         if self.kind == "solution":
             x, end = _run(self.method, self.options, system, False)
             return x, end._replace(Ax_norm=None, b_norm=None)
-        return self._checked(system._replace(limits=system.limits.of_derivative))
+        return self._checked(system._replace(limits=system.limits.of_derivative(b.dtype)))
 
     def jvp(self, system: System, tangents: System) -> tuple[Any, Any]:
         out, db = self(system), tangents.b
-        x = out[0] if self.kind == "solution" else out
+        x, end = out if self.kind == "solution" else (out, None)
+        failed, inverse, dx = system.failed, self, None
+        if end is not None:
+            inverse, failed = dataclasses.replace(self, kind="inverse"), has_failed(self.adjoint, end.code)
+            x = opaque.witness(failed, x)
+        system = system._replace(x0=None, failed=failed)
         dA_x = opaque.jvp(lambda A: self._product(A, x)(x), system.A, tangents.A)
-        inverse = dataclasses.replace(self, kind="inverse" if self.kind == "solution" else self.kind)
-        dx = None
         if dA_x is not None:  # XLA fuses the sign with what follows
-            dx = -inverse(system._replace(b=dA_x if db is None else dA_x - db, x0=None))
+            dx = -inverse(system._replace(b=dA_x if db is None else dA_x - db))
         elif db is not None:
-            dx = inverse(system._replace(b=db, x0=None))
-        if self.kind != "solution":
+            dx = inverse(system._replace(b=db))
+        elif end is not None:
+            dx = opaque.besides(failed, x, (tangents.M, tangents.x0))
+        if end is None:
             return out, dx
-        return out, (dx, opaque.undefined(out[1], tangents._replace(limits=None)))
+        return out, (dx, opaque.undefined(end, tangents._replace(limits=None)))
 
     def columns(self, system: System, dims: System) -> Any:
         """Under vmap over b and x0 alone: one solve of several columns, which share every product."""
-        b, x0, others = system.b, system.x0, jax.tree.leaves(dims._replace(b=None, x0=None))
+        b, x0, others = system.b, system.x0, jax.tree.leaves(dims._replace(b=None, x0=None, failed=None))
         called = self.options.callback, self.options.progress, self.adjoint.report
         if b.ndim != 2 or dims.b is None or others or any(f is not None for f in called):
             return None  # b already has columns, or matrices differ too, or a user's function is called for each system
@@ -89,8 +95,9 @@ class Solve(opaque.Operation):
         return dataclasses.replace(self, kind=kind)(system._replace(b=cotangent, x0=None))
 
     def _checked(self, system: System) -> Array:
-        """A⁻¹·b, or A⁻ᵀ·b; NaN if that system is not solved."""
+        """A⁻¹·b, or A⁻ᵀ·b; NaN if that system is not solved, or b is not 0 and belongs to a solve that failed."""
         c, is_transposed = system.b, self.kind == "transposed"
+        c, system = opaque.unless(system.failed, c), system._replace(failed=None)
         # For a Hermitian A, Aᵀ is the conjugate of A, so the fast product solves Aᵀ·x = c as A·x̄ = c̄. A may not be
         # Hermitian, and a derivative may change a single entry without its mirror image.
         mirrored = is_transposed and self.method.self_adjoint
@@ -176,21 +183,28 @@ def hermitian_solve(matvec: Map, solve: Map, rhs: Array) -> Array:
     )
 
 
+def has_failed(adjoint: Adjoint, code: Array) -> Any:
+    """Whether a solve that ended so has no derivatives; None: inside a preconditioner, where any x serves."""
+    if isinstance(adjoint, Rough):
+        return None
+    return ~jnp.isin(code, jnp.array(TRUNCATED)) if adjoint.truncated else is_failure(code)
+
+
 def _or_nan(adjoint: Adjoint, x: Array, end: End, limit: Array | None, c: Array) -> Array:
-    """x if its residual meets the tolerance or is rounding, else NaN; inside a preconditioner always x.
+    """x if the solve succeeded, else NaN unless c is 0; inside a preconditioner always x.
 
     Args:
-      limit: the tolerance for `end.norm`; None: the loop itself judged this system.
+      limit: the tolerance for `end.norm`, to which rounding adds; None: the loop itself judged this system.
     """
-    if isinstance(adjoint, Rough):
+    code = end.code
+    if limit is not None:
+        is_other = end.norm > jnp.maximum(limit, 100 * jnp.finfo(c.dtype).eps * end.Ax_norm)
+        code = jnp.where(is_other & ~is_failure(code), jnp.int32(Status.NOT_SYMMETRIC), code)
+    if (failed := has_failed(adjoint, code)) is None:
         return x
-    met = ~is_failure(end.code) if limit is None else end.norm <= limit
-    met |= end.norm <= 100 * jnp.finfo(c.dtype).eps * end.Ax_norm
-    code = jnp.where(~met & (end.code == Status.CONVERGED), Status.NOT_SYMMETRIC, end.code)
-    if adjoint.truncated:
-        met |= jnp.isin(code, jnp.array(TRUNCATED))
     report(adjoint.report, end, code, c)
-    return jnp.where(met & (code != Status.NON_FINITE), x, jnp.nan)
+    is_zero = jnp.all(c == 0, axis=0) if end.b_norm is None else end.b_norm == 0  # as of a failure that the loss masks
+    return jnp.where(is_zero, 0, jnp.where(failed, jnp.nan, x))
 
 
 def report(to: Any, end: Any, code: Array, rhs: Array) -> None:

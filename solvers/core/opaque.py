@@ -13,11 +13,12 @@ from typing import Any, dataclass_transform
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
 from jaxsparse_fmt._tracing import standard_promotion
+from jaxsparse_fmt.core import mesh_axes
 
 Leaves = tuple[Any, ...]
 
@@ -189,9 +190,47 @@ def undefined(results: Any, tangents: Any) -> Any:
         if not jnp.issubdtype(result.dtype, jnp.inexact):
             return None
         each = (jnp.sum(undefined_p.bind(t)).real.astype(result.dtype) for t in jax.tree.leaves(tangents))
-        return jnp.broadcast_to(sum(each, jnp.zeros((), result.dtype)), result.shape)
+        # Once more of the result: else cotangents that add up to 0 would cancel.
+        return undefined_p.bind(jnp.broadcast_to(sum(each, jnp.zeros((), result.dtype)), result.shape))
 
     return jax.tree.map(tangent, results)
+
+
+def unless(failed: Array | None, tangent: Array) -> Array:
+    """The tangent, with NaN for every number but 0 where `failed` is set.
+
+    It is linear in the tangent, and its transpose does the same to cotangents. So a loss that masks x has no NaN in its
+    gradient; nor has Σ x² where a failed x is 0.
+    """
+    return tangent if failed is None else jnp.where(failed, undefined_p.bind(tangent), tangent)
+
+
+def besides(failed: Array | None, x: Array, tangents: Any) -> Array | None:
+    """The tangent of x, which depends on inputs with these tangents only where it `failed`; None for zero."""
+    if failed is None or not jax.tree.leaves(tangents):
+        return None
+    return jnp.where(failed, undefined(x, tangents), 0)
+
+
+def witness(failed: Array | None, x: Array) -> Array:
+    """x [n] or [n, k] for a tangent dA·x, which shows whether dA is 0: where x `failed`, it may be 0 itself.
+
+    There the square roots of 2, 3, … replace it, which no dA but 0 takes to 0, unless it was built for that.
+    """
+    if failed is None:
+        return x
+    numbers = jnp.sqrt(2 + lax.iota(x.real.dtype, x.shape[0])).reshape(-1, *(1,) * (x.ndim - 1))
+    return jnp.where(failed, mesh_axes.varying(numbers.astype(x.dtype), x), x)
+
+
+class Withheld(Operation):
+    """x, with no derivative but NaN where the flag of the pair (x, flag) is set."""
+
+    def compute(self, inputs: tuple[Array, Array]) -> Array:
+        return inputs[0]
+
+    def jvp(self, inputs: tuple[Array, Array], tangents: tuple[Any, Any]) -> tuple[Array, Any]:
+        return self(inputs), None if tangents[0] is None else unless(inputs[1], tangents[0])
 
 
 def _undefined(tangent: Array) -> Array:

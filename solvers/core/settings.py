@@ -38,12 +38,13 @@ class Adjoint:
     """Options for the linear systems of a derivative: A·dx = db − dA·x forward, Aᵀ·λ = x̄ backward.
 
     They start from zero, with the method and M of the solve. A derivative is NaN if its system neither meets the
-    tolerance nor comes as close to it as rounding allows.
+    tolerance nor comes as close to it as rounding allows, or if the solve itself failed.
 
     Attributes:
       rtol: relative to the system's own right-hand side; None takes that of the solve. 0: down to rounding.
       maxiter: most iterations; None takes 10·n, or the maxiter of the solve if that is larger.
-      truncated: accept the result of a solve that ended by maxiter or stagnation as the derivative.
+      truncated: accept the results of a solve, and of a derivative's system, that ended by maxiter or stagnation. The
+        derivative takes the x returned for the solution; adjoint="unrolled" differentiates the steps instead.
       report: called as report(status, iterations, relative_residual) when such a system ends: a `Status`, an int and a
         float; arrays of [k] for k systems at once.
 

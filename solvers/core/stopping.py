@@ -47,10 +47,10 @@ class Limits(NamedTuple):
     derivative_maxiter: Any = None
     budget: Any = None
 
-    @property
-    def of_derivative(self) -> Self:
-        """Those of the systems that derivatives solve."""
+    def of_derivative(self, dtype: Any) -> Self:
+        """Those of the systems that derivatives solve, in vectors of a dtype, whose eps is the least rtol."""
         rtol = self.rtol if self.derivative_rtol is None else self.derivative_rtol
+        rtol = jnp.maximum(rtol, jnp.finfo(dtype).eps)
         maxiter = self.maxiter if self.derivative_maxiter is None else self.derivative_maxiter
         return self._replace(rtol=rtol, atol=jnp.zeros_like(self.atol), maxiter=maxiter, budget=None)
 

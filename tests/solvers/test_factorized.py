@@ -13,6 +13,7 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
+from jaxsparse_fmt.formats import memory
 from solvers import SolverError, Status, direct, factorized, gmres, refine, superlu
 from solvers.precond import ilu
 from tests.lowering import quick_jit
@@ -217,12 +218,48 @@ def test_a_solution_whose_square_overflows_is_no_infinity():
     assert direct(A, b).success
 
 
-@pytest.mark.parametrize(("dtype", "scale"), [(np.float32, 1e25), (np.float64, 1e200)])
+@pytest.mark.parametrize(
+    ("dtype", "scale"), [(np.float32, 1e25), (np.float32, 1e-25), (np.float64, 1e200), (np.float64, 1e-235)]
+)
 def test_is_a_solution_beyond_the_dtype_told(dtype, scale):
     wide, b = A.with_data((DATA / scale).astype(dtype)), (RHS * scale).astype(dtype)
     for solve in (direct, jitted):
         sol = solve(wide, b)
         assert sol.status is Status.OUT_OF_RANGE and np.all(np.isfinite(sol.x))
+
+
+SMALL = {"regular": np.array([[1.0, 2], [2, 1]]), "singular": np.array([[1.0, 2], [2, 4]])}
+SCALES = {4: (1e-36, 1e-25, 1.3e-19, 1.0, 1e19, 1.5e38, 3e38), 8: (1e-306, 1e-200, 1e-155, 1.0, 1e155, 1e307, 1.7e308)}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.complex64, np.float64, np.complex128])
+@pytest.mark.parametrize("solve", [direct, jitted], ids=["eager", "jit"])
+def test_is_the_residual_norm_that_of_x_wherever_the_dtype_holds_it(solve, dtype):
+    info, shape = np.finfo(dtype), np.array([0.6, -0.9] if np.dtype(dtype).kind == "f" else [0.6 + 0.9j, -0.9])
+    for (kind, S), scale in itertools.product(SMALL.items(), SCALES[info.dtype.itemsize]):
+        own, b = jsf.from_dense(S, "csr", dtype=dtype), (scale * shape).astype(dtype)
+        for rhs in (b, np.stack([b, 0 * b, b / 8], axis=1)):
+            sol = solve(own, rhs)
+            wide, x = rhs.astype(np.clongdouble), np.asarray(sol.x).astype(np.clongdouble)
+            assert sol.x.dtype == dtype and np.all(np.isfinite(x))
+            true, b_norm = np.linalg.norm(wide - S @ x, axis=0), np.linalg.norm(wide, axis=0)
+            is_held = true <= info.max
+            np.testing.assert_array_equal(np.isinf(sol.residual_norm), ~is_held)
+            error = np.abs(np.asarray(sol.residual_norm, np.longdouble) - true)
+            bound = 0.01 * true + 8 * np.finfo(float).eps * b_norm + info.tiny
+            assert np.all((error <= bound) | ~is_held), (kind, scale)
+            np.testing.assert_array_equal(np.asarray(sol.code) == Status.CONVERGED, (kind == "regular") | (b_norm == 0))
+            assert np.all((np.asarray(sol.code) == Status.OUT_OF_RANGE) | is_held)
+
+
+def test_do_kept_factors_follow_an_array_that_changes():
+    """JAX on a CPU takes an aligned array of NumPy as it is."""
+    own = jax.tree.map(lambda a: memory.aligned(np.array(a)), A)
+    F = factorized(own)
+    own.values[...] *= 2
+    sol = F.solve(RHS)
+    assert sol.success
+    np.testing.assert_allclose(sol.x, np.linalg.solve(matrix().toarray(), RHS), rtol=1e-9)
 
 
 def test_an_x_that_only_its_dtype_keeps_from_the_tolerance_comes_from_the_host_at_once(compiled):

@@ -118,6 +118,18 @@ def test_is_a_solution_beyond_the_dtype_called_least_squares():
     assert sol.status is Status.OUT_OF_RANGE and np.all(np.isfinite(sol.x))
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.complex128])
+def test_is_a_singular_system_whose_norms_overflow_called_solved(dtype):
+    singular, b = np.triu(np.ones((N, N)), 1), np.full(N, 1e308, dtype)
+    sol = solve(jsf.from_dense(singular, "csr"), b)
+    assert (sol.status, sol.method) == (Status.LEAST_SQUARES, "singular values")
+    np.testing.assert_allclose(sol.residual_norm, 1e308, rtol=1e-6)
+    singular[10:] = 0
+    sol = solve(jsf.from_dense(singular, "csr"), b)
+    assert not sol.success and ["OUT_OF_RANGE" in line for line in sol.tried] == [False, True, False]
+    assert np.isinf(sol.residual_norm) and np.all(np.isfinite(sol.x))
+
+
 @pytest.mark.parametrize("transformed", [lambda f: f, jax.jit], ids=["eager", "jit"])
 def test_the_direct_method_tells_as_direct_does(transformed):
     singular = jsf.from_scipy(sp.csr_array(np.triu(np.ones((N, N)), 1)), "csr")

@@ -1,5 +1,6 @@
 """How `solve` searches: what it remembers, when it leaves a method, and how it goes on."""
 
+import dataclasses
 import gc
 import sys
 import weakref
@@ -11,7 +12,7 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
-from solvers import Status, solve
+from solvers import Status, direct, solve
 from solvers.cg import METHOD as CG
 from solvers.core.settings import DEFAULTS
 from solvers.core.solve import by_method
@@ -129,6 +130,42 @@ def test_what_a_repeated_solve_cannot_take_is_refused_as_at_first():
         solve(A, np.ones((400, 0)))
     assert solve(A, b * np.nan).status is Status.NON_FINITE
     assert solve(A, np.ones(400, int)).success and solve(A, np.ones((400, 2))).x.shape == (400, 2)
+
+
+@pytest.mark.parametrize("which", ["all arrays", "values"])
+def test_are_values_of_numpy_that_changed_in_place_solved_anew(which):
+    A, b = jsf.from_scipy(tridiagonal(400, low=-0.3), "csr"), np.ones(400)
+    first = np.asarray(solve(A, b, rtol=1e-10).x)
+    A = jax.tree.map(np.array, A) if which == "all arrays" else dataclasses.replace(A, values=np.array(A.values))
+    for scale in (1.0, 2.0, 3.0):
+        sol = solve(A, scale * b, rtol=1e-10)
+        np.testing.assert_allclose(sol.x, first, rtol=1e-8)
+        assert float(sol.residual_norm) <= 1e-10 * scale * 20
+        A.values[...] *= (scale + 1) / scale
+
+
+@pytest.mark.parametrize("name", ["values", "col_idx"])
+def test_is_a_deleted_matrix_solved_by_what_is_remembered_of_it(name):
+    A, b = jsf.from_scipy(tridiagonal(400, low=-0.3), "csr"), np.ones(400)
+    assert solve(A, b).success and solve(A, b).success
+    getattr(A, name).delete()
+    for again in (solve, direct):
+        with pytest.raises(RuntimeError, match="deleted"):
+            again(A, b)
+
+
+@pytest.mark.parametrize("b_dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("first", [True, False], ids=["64 bits first", "32 bits first"])
+def test_is_what_was_remembered_in_one_precision_taken_in_the_other(first, b_dtype):
+    S, b = tridiagonal(400, low=-0.3), np.random.default_rng(0).standard_normal(400).astype(b_dtype)
+    A = jsf.from_scipy(S, "csr")
+    for wide in (first, not first, first, not first):
+        with jax.enable_x64(wide):
+            sol, want = solve(A, b), solve(A, b, remember=False)
+            assert sol.success and sol.x.dtype == want.x.dtype == (np.float64 if wide else np.float32)
+        x = np.asarray(sol.x, np.float64)
+        true = np.linalg.norm(S @ x - b.astype(sol.x.dtype))
+        np.testing.assert_allclose(sol.residual_norm, true, rtol=0.01, atol=1e-14)
 
 
 @pytest.mark.parametrize("maxiter", [0, 30])

@@ -33,7 +33,7 @@ BARS = {
     "idrs": (795, 38),
     "minres": (615, 42),
     "lsmr": (435, 33),
-    "gradient of cg": (470, 35),
+    "gradient of cg": (500, 35),
     "gradient of gmres": (740, 56),
 }
 
