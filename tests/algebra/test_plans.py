@@ -181,17 +181,10 @@ def test_does_a_function_of_plans_compile_once_for_two_patterns_of_one_size(name
     assert counts[0] > 0 == counts[1]
 
 
-def owned(a):
-    """A copy in NumPy, at an address that JAX on a CPU takes as it is, which may be written."""
-    whole = np.empty(a.size + memory.ALIGNMENT, a.dtype)
-    begin = -whole.ctypes.data % memory.ALIGNMENT // a.itemsize
-    whole[begin : begin + a.size] = a
-    return whole[begin : begin + a.size]
-
-
 @pytest.mark.parametrize("use", [lambda A: A[:], lambda A: A[..., :], lambda A: A + A, jsf.tril], ids="abcd")
 def test_does_writing_in_numpys_arrays_of_a_matrix_change_no_result(use):
-    A = jax.tree.map(owned, jsf.from_scipy(S, "csr"))
+    """The copies may be written, and lie where JAX on a CPU takes them as they are."""
+    A = jax.tree.map(lambda a: memory.aligned(np.asarray(a), a.dtype), jsf.from_scipy(S, "csr"))
     result, before = use(A), use(jsf.from_scipy(S, "csr")).todense()
     for a in jax.tree.leaves(A):
         a[...] = 0
