@@ -137,15 +137,7 @@ class SparseMatrix(OnOneDevice, Faces):
 
     # --------------------------------------------------------------------------------------------------- products
 
-    def matvec(self, x: Any) -> Array:
-        """A·x.
-
-        Args:
-          x: [n_cols], or [n_cols, p] for p products that read A once.
-
-        Raises:
-          ValueError: x has another shape. TypeError: x is not a numeric array.
-        """
+    def _times_vector(self, x: Any) -> Array:
         return _applied("product", _not_folded(self), x if isinstance(x, jax.Array) else self._vector(x, 1))
 
     def matvec_dot(self, x: Array, w: Array) -> tuple[Array, vector_passes.Number]:
@@ -166,7 +158,7 @@ class SparseMatrix(OnOneDevice, Faces):
         by_kernel = vector_passes.by_kernel(x, *others) and selection.is_pallas(self.backend)
         if by_kernel and jnp.result_type(self.values, x) == x.dtype and self._sums:
             return form.product_sums(self, x, what, *others)
-        y = self.matvec(x)
+        y = self @ x
         return y, vector_passes.sweep(what, (), (y, *others))[2]
 
     def _transposed(self, y: Any) -> Array:

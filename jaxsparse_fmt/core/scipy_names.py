@@ -30,7 +30,7 @@ class ScipyNames(Operator):
 
     # What a subclass provides, in addition to `shape`, `dtype` and `T`.
     nnz: Any
-    matvec: Any
+    _times_vector: Any  # A·x
     _transposed: Any  # Aᵀ·y without conjugation
     _each: Any  # the same matrix with a function applied to all of its values
     _combined: Any  # with another matrix, entry by entry
@@ -41,16 +41,27 @@ class ScipyNames(Operator):
 
     # --------------------------------------------------------------------------------------------------- products
 
-    def rmatvec(self, y: Any) -> Array:
-        """Aᴴ·y, the adjoint as in SciPy; for real matrices the same as A.T @ y.
+    def matvec(self, x: Any) -> Any:
+        """A @ x, as SciPy's solvers call it: an array of NumPy for a NumPy x.
+
+        Args:
+          x: [n_cols], or [n_cols, p] for p products that read A once.
+
+        Raises:
+          ValueError: x has another shape. TypeError: x is not a numeric array.
+        """
+        return _as_given(self._times_vector(x), x)
+
+    def rmatvec(self, y: Any) -> Any:
+        """Aᴴ·y, the adjoint as in SciPy; for real matrices the same as A.T @ y; an array of NumPy for a NumPy y.
 
         Args:
           y: [n_rows] or [n_rows, p].
         """
-        return _conjugate(self._transposed(_conjugate(as_floating(y, "the vector", self.dtype))))
+        return _as_given(_conjugate(self._transposed(_conjugate(as_floating(y, "the vector", self.dtype)))), y)
 
     def __matmul__(self, x: Any) -> Any:
-        return self._times_matrix(x) if isinstance(x, ScipyNames) else self.matvec(x)
+        return self._times_matrix(x) if isinstance(x, ScipyNames) else self._times_vector(x)
 
     def __rmatmul__(self, x: Any) -> Array:
         return self._transposed(as_floating(x, "the vector", self.dtype).T).T
@@ -182,7 +193,7 @@ class ScipyNames(Operator):
             raise ValueError(f"axis must be None, 0 or 1, got {axis!r}")
         if axis in (0, -2):
             return self._transposed(jnp.ones(self.shape[0], self.dtype))
-        rows = self.matvec(jnp.ones(self.shape[1], self.dtype))
+        rows = self @ jnp.ones(self.shape[1], self.dtype)
         return rows.sum() if axis is None else rows
 
     __iter__ = None  # else Python would iterate by A[0], A[1], …
@@ -324,6 +335,11 @@ def spmv(A: Any, x: Any, y: Any = None, alpha: Any = 1.0, beta: Any = 0.0) -> Ar
 def _times(values: Array, scalar: Any) -> Array:
     """values·scalar; 0 where a value is 0 and the scalar is not finite, whose product would be NaN."""
     return values * jnp.where((values == 0) & ~jnp.isfinite(scalar), 0, scalar)
+
+
+def _as_given(y: Any, x: Any) -> Any:
+    """y, computed from x, as an array of NumPy if x is one: SciPy's solvers write to what a product returns."""
+    return np.array(y) if isinstance(x, np.ndarray) and is_concrete(y) and y.is_fully_addressable else y
 
 
 def _conjugate(a: Array) -> Array:

@@ -59,11 +59,11 @@ class Transposed(OnOneDevice):
     def _prepared(self, transposed: bool) -> "Transposed":
         return Transposed(self.A._prepared(not transposed))
 
-    def matvec(self, y: Any) -> Array:
+    def _times_vector(self, y: Any) -> Array:
         return self.A._transposed(y)
 
     def _transposed(self, x: Any) -> Array:
-        return self.A.matvec(x)
+        return self.A @ x
 
     def _times_matrix(self, other: Any) -> Any:
         return type(self.A)._times_matrix(self, other)  # an operation of one device, or of several

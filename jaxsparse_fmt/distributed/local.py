@@ -36,10 +36,10 @@ class Shards:
     def product(self, x: Array) -> Array:
         """The device's piece of A·x, from its piece of x [m] or [m, p]."""
         (A, v), *beyond = self._terms(x)
-        y = A.matvec(v)
+        y = A @ v
         for B, h in beyond:
             y, h = _in_turn(y, h)
-            more = B.matvec(h)
+            more = B @ h
             y = y + more if self.boundary is None else y.at[self.boundary].add(more, **ONCE)
         return y
 
@@ -62,7 +62,7 @@ class Shards:
             y, h = _in_turn(y, h)
             before, *there = map(self._at_boundary, (y, *others))
             # Without the barrier XLA reads y itself after it has changed, and copies it before.
-            before, now = lax.optimization_barrier((before, before + B.matvec(h)))
+            before, now = lax.optimization_barrier((before, before + B @ h))
             both = (what.each((), piece, *there)[1] for piece in (now, before))
             terms = jnp.stack([a * b - c * d for (a, b), (c, d) in zip(*both, strict=True)])
             # As many sums as there are parts, each with a part as a term more: XLA makes them in one kernel.

@@ -150,7 +150,7 @@ class ShardedMatrix(ShardedAlgebra):
 
     # --------------------------------------------------------------------------------------------------- products
 
-    def matvec(self, x: Any) -> Array:
+    def _times_vector(self, x: Any) -> Array:
         """A·x for x [n_cols] or [n_cols, p].
 
         Inside shard_map over the matrix's axis, `A.in_basis @ x` takes a device's piece of x and gives its piece of y,
@@ -186,7 +186,7 @@ class ShardedMatrix(ShardedAlgebra):
         alike = x.ndim == 1 and x.dtype.kind == "f" and all(v.dtype == self.dtype for v in (x, *others))
         if self.domain.over.is_manual and alike:
             return self.domain.over.each(lambda shard, x: shard.product_sums(x, what, *others), self.shards, x)
-        y = self.matvec(x)
+        y = self @ x
         return y, vector_passes.plain_sweep(what, (), (y, *others))[2]
 
     def _entered(self, basis: Basis) -> Any:

@@ -56,7 +56,8 @@ def test_does_every_habit_give_the_matrix_that_scipy_gives(S, layout, side):
     for name, habit in HABITS.items():
         got, wanted = habit(A), habit(T)
         assert got.shape == wanted.shape and got.dtype == wanted.dtype, name
-        np.testing.assert_array_equal(got.toarray(), wanted.toarray(), err_msg=name)
+        same = np.testing.assert_allclose if name == "abs" else np.testing.assert_array_equal
+        same(got.toarray(), wanted.toarray(), err_msg=name)  # XLA's |z| may differ from NumPy's by a last digit
     assert (A.nnz, A.ndim, A.shape) == (T.nnz, T.ndim, T.shape)
     for name in ("csr", "coo", "csc"):
         assert getattr(A, f"to{name}")().name == name
@@ -99,7 +100,7 @@ def test_does_scipy_take_it_as_a_linear_operator(layout, side, rng):
     x, X, y = (rng.standard_normal(shape) for shape in (T.shape[1], (T.shape[1], 2), T.shape[0]))
     for got, wanted in (
         (operator_.matvec(x), T @ x),
-        (np.asarray(A.dot(X)), T.dot(X)),
+        (np.array(A.dot(X)), T.dot(X)),
         (operator_ @ X, T @ X),
         (operator_.rmatvec(y), T.conj().T @ y),
         (operator_.H @ y, T.conj().T @ y),
@@ -107,6 +108,7 @@ def test_does_scipy_take_it_as_a_linear_operator(layout, side, rng):
     ):
         assert isinstance(got, np.ndarray)
         np.testing.assert_allclose(got, wanted, atol=1e-12)
+        got += 1  # as SciPy's gmres does
 
 
 @pytest.mark.parametrize("layout", few(FIRST_LAYOUTS, 4), ids=str)
