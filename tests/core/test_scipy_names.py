@@ -92,7 +92,7 @@ def test_is_what_means_something_else_refused_in_words(name, side):
 
 
 @sides
-@pytest.mark.parametrize("layout", few(FIRST_LAYOUTS, 2), ids=str)
+@some
 def test_does_scipy_take_it_as_a_linear_operator(layout, side, rng):
     A, T = pair(COMPLEX, layout, side)
     operator_ = spla.aslinearoperator(A)

@@ -48,7 +48,7 @@ def losses(A: np.ndarray, sees: bool) -> Any:
 
 @pytest.mark.parametrize("dtype", RTOL)
 @pytest.mark.parametrize("sees", [True, False])
-@of_cases("cg jit, gmres jit, direct jit", NAMES)
+@of_cases("cg jit, gmres jit, direct jit", NAMES, ("jit",))
 def test_is_a_gradient_by_b_nan_or_that_of_the_pseudo_inverse(name, how, sees, dtype):
     """x may be off the shortest by null vectors, if A is unsymmetric or the method `FREE`, gradients by those of Aᵀ."""
     wrong = []
@@ -68,7 +68,7 @@ def test_is_a_gradient_by_b_nan_or_that_of_the_pseudo_inverse(name, how, sees, d
 
 
 @pytest.mark.parametrize("sees", [True, False])
-@of_cases("cg jit, direct jit", NAMES)
+@of_cases("cg jit, direct jit", NAMES, ("jit",))
 def test_is_a_gradient_by_entries_along_a_change_that_keeps_the_null_space_nan_or_exact(name, how, sees):
     """−yᵀ·dA·x: null vectors of A in x and of Aᵀ in y have no part in it."""
     wrong = []
