@@ -1,9 +1,13 @@
 """What the host finds out about a matrix before it factors it: orders, and the cost of factors."""
 
+import os
+import pathlib
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
 import scipy.sparse.linalg as spla
+from scipy.sparse.csgraph import structural_rank
 
 import jaxsparse_fmt as jsf
 from solvers import host
@@ -77,3 +81,28 @@ def test_without_numba_the_envelope_is_the_cost(monkeypatch):
     monkeypatch.setattr(host, "over_rows", refuse)
     known = Host(jsf.gallery.poisson(8))
     assert (known.factor_entries, known.factor_work) == known.envelope
+
+
+def test_is_a_pattern_singular_if_no_order_of_its_rows_fills_the_diagonal():
+    rng, found = np.random.default_rng(0), []
+    for _ in range(60):
+        n = int(rng.integers(1, 12))
+        S = sp.random_array((n, n), density=rng.uniform(0.1, 0.6), rng=rng).tocsc()
+        S.data[::5] = 0  # stored
+        nonzeros = S.copy()
+        nonzeros.eliminate_zeros()
+        found.append(Host(S).structurally_singular)
+        assert found[-1] == (structural_rank(nonzeros) < n)
+    assert 10 < sum(found) < 50
+    path = sp.diags_array([np.ones(9_999), np.ones(9_999)], offsets=[-1, 1]).tocsc()
+    assert not Host(path).structurally_singular and Host(sp.block_diag([path, path[1:, 1:]])).structurally_singular
+
+
+CASE = pathlib.Path(os.environ.get("JAXSPARSE_CASES", "")) / "2026-11-29" / "mhd1280a.mtx.gz"
+
+
+@pytest.mark.skipif(not CASE.exists(), reason="JAXSPARSE_CASES holds no mhd1280a")
+def test_ends_the_search_for_a_full_diagonal():
+    """SciPy's own matching does not, in hours."""
+    S = jsf.io.read_scipy(CASE).real
+    assert np.count_nonzero(S.diagonal()) < 500 and not Host(S).structurally_singular
