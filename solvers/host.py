@@ -94,6 +94,21 @@ class Host:
         return float(np.max(np.bincount(self.S.indices, np.abs(self.S.data), self.n), initial=0))
 
     @functools.cached_property
+    def constants(self) -> Any:
+        """[n, m], sparse and orthonormal: a vector for each connected part of A, constant there; None unless A takes it
+        to 0 up to rounding, as a Laplacian does.
+        """
+        S, n = self.S, self.n
+        sizes = np.bincount(S.indices, np.abs(S.data), n)
+        if not np.all(np.abs(S @ np.ones(n)) <= 10 * self.eps * sizes):
+            return None
+        from scipy.sparse import csgraph
+
+        _, part = csgraph.connected_components(scipy.sparse.csr_matrix(self.pattern), directed=False)
+        values = 1 / np.sqrt(np.bincount(part)[part])
+        return scipy.sparse.csr_array((values, part, np.arange(n + 1)), shape=(n, int(np.max(part)) + 1))
+
+    @functools.cached_property
     def pattern(self) -> Any:
         """That of A + Aᵀ with a full diagonal, in CSR."""
         S, n = self.S, self.n

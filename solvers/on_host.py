@@ -117,11 +117,8 @@ def refined(found: superlu.OnHost, b: Any, limits: Any, dtype: Any, way: str = "
             otherwise = np.where(is_held, Status.STAGNATION, Status.OUT_OF_RANGE)
             otherwise = np.where(goes_on, Status.MAXITER, otherwise)
             is_lost = ~(is_rounding | (size <= least)) & np.isfinite(b_norm)
-            if is_lost.any():
-                shown = found.host.longest_column * length(exact) / b_norm
-                condition = np.max(np.where(is_lost & is_held, shown, 0))
-                if np.any(diverges) or not condition * eps < 0.1 or not found.condition() * eps < 0.1:
-                    otherwise = Status.SINGULAR
+            if is_lost.any() and (np.any(diverges) or not found.condition * eps < 0.1):
+                otherwise = Status.SINGULAR
             code = np.where(is_rounding, Status.ROUNDED, np.where(np.isfinite(b_norm), otherwise, Status.NON_FINITE))
             code = np.where(size <= least, Status.CONVERGED, code)
         return reported(x, code, steps, size * unit, Ax_norm * unit)

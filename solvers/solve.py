@@ -17,6 +17,7 @@ from solvers.core.solve import by_method
 from solvers.direct import placed_like, reachable
 from solvers.facts import Facts, Memory, NotFinite, Success, is_plain, recalled
 from solvers.on_host import refined
+from solvers.shortest import shortened
 from solvers.solution import Solution, Status, Told
 from solvers.ways import GIVEN, METHODS, OF_A_FUNCTION, ON_MANY_DEVICES, SUITED, WAYS, WITH_GIVEN_M, Way, first_success
 
@@ -148,4 +149,5 @@ def _again(A: Any, b: Any, settings: Any) -> Solution | None:
     status = Status(int(np.max(code)))
     if status not in (Status.CONVERGED, Status.ROUNDED):
         return None
-    return placed_like(b, (x, code, *ends), "direct", f"direct (factors of an earlier solve): {status.name}")
+    sol = placed_like(b, (x, code, *ends), "direct", f"direct (factors of an earlier solve): {status.name}")
+    return shortened(sol, b, found.M.found.host, found.M.found.null_space, found.limits.rtol, found.limits.atol)

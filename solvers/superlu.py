@@ -22,6 +22,7 @@ import numpy as np
 import scipy
 
 from jaxsparse_fmt.core import mesh_axes
+from solvers import conditioning
 from solvers.core import arguments
 from solvers.host import ASYMMETRY_OF_ILU, COLAMD, MMD, THRESHOLD, Host
 from solvers.solution import SolverError, Status
@@ -133,17 +134,13 @@ class OnHost:
             size = np.max(np.abs(b), initial=0) + self.host.row_sums * np.max(np.abs(x), initial=0)
             return bool(np.max(np.abs(b - S @ x), initial=0) <= BACKWARD * np.finfo(np.float64).eps * size)
 
+    @functools.cached_property
     def condition(self) -> float:
-        """An estimate of ‖A‖₁·‖A⁻¹‖₁, from below (Higham and Tisseur 2000)."""
-        from scipy.sparse import linalg
+        return conditioning.condition(self.host.S, self.solve)
 
-        S = self.host.S
-
-        def adjoint(v: Any) -> Any:
-            return np.conj(self.solve(np.conj(v), "T"))
-
-        inverse = linalg.LinearOperator(S.shape, lambda v: self.solve(v, "N"), rmatvec=adjoint, dtype=S.dtype)
-        return linalg.norm(S, 1) * linalg.onenormest(inverse)
+    @functools.cached_property
+    def null_space(self) -> np.ndarray | None:
+        return conditioning.null_space(self.host.S, self.solve)
 
 
 class Order(NamedTuple):

@@ -17,23 +17,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxsparse_fmt._tracing import concrete
-from solvers import on_host, precond
+from solvers import precond
 from solvers.bicgstab import METHOD as BICGSTAB
 from solvers.cg import METHOD as CG
-from solvers.core import arguments, opaque
+from solvers.core import arguments
 from solvers.core.operators import is_function
 from solvers.core.solve import by_method
-from solvers.core.space import length
-from solvers.core.stopping import ROUNDED
-from solvers.direct import by_factors, placed_like, prepared, unsolved
+from solvers.direct import Prepared, by_factors, prepared, unsolved
 from solvers.facts import Facts, check_finite
 from solvers.fcg import METHOD as FCG
 from solvers.gmres import method as gmres
-from solvers.host import Host
 from solvers.idrs import method as idrs
-from solvers.lsmr import lsmr
 from solvers.minres import METHOD as MINRES
 from solvers.precond.jacobi import of_diagonal
+from solvers.shortest import by_lsmr, by_singular_values, of_least_squares, shortened
 from solvers.solution import Solution, SolverError, Status, Told
 
 RESTART = 30  # of gmres
@@ -228,10 +225,12 @@ def first_success(
     """
     stage, stages = WAYS, [ways, AT_LAST] if ways is WAYS and facts.tries else [ways]
     queue = [] if memory is None else [t for t in memory.order if facts.is_plain or t.way.method != "singular values"]
+    if ways is WAYS and memory is not None and not memory.has_values:
+        queue = [trial for trial in queue if trial.way.M]  # other values need not be singular
     names: set[str] = set()
     tried: list[str] = []
     best: Solution | None = None
-    least, is_singular = np.inf, False
+    least, is_singular, factored = np.inf, False, None  # by which other b may be solved
     refusal: Exception = ValueError("no method fits")
     rest = settings["maxiter"]
     while queue or stages:
@@ -275,11 +274,19 @@ def first_success(
         tried.append(f"{trial}: {f'left after {steps} steps' if is_left else status}")
         sol = _telling(sol, way.name, *tried)
         if np.all((code == Status.CONVERGED) | (code == Status.ROUNDED) | (code == Status.LEAST_SQUARES)):
-            if memory is not None:
-                again = trial._replace(set_up=0.0, taken=0, way=way._replace(steps=trial.taken + steps))
-                others = [other for other in queue if stage is WAYS and other.way.has_set_up]
+            again = trial._replace(set_up=0.0, taken=0, way=way._replace(steps=trial.taken + steps))
+            others = [other for other in queue if stage is WAYS and other.way.has_set_up]
+            is_least = np.any(code == Status.LEAST_SQUARES)  # which displaces nothing that solves other b
+            if factored is not None and (is_singular or is_least):
+                again, others, M = factored[0], [], factored[1]
+            if memory is not None and (memory.found is None or again.way.M or not is_least):
                 memory.keep((again, *others), M)
-            return sol
+            if ways is not WAYS or x0 is not None:
+                return sol
+            space = M.found.null_space if type(M) is Prepared else None
+            return shortened(sol, b, facts.host, space, settings["rtol"], settings["atol"])
+        if way.M == "factors":
+            factored = trial._replace(set_up=0.0), M
         norm = np.max(np.asarray(arguments.still(sol.residual_norm)), initial=0)
         if best is None or norm < least:
             best, least = sol, norm
@@ -343,23 +350,7 @@ def run(trial: Trial, queue: list[Trial], M: Any, A: Any, b: Any, x0: Any, setti
     sol = by_method(METHODS[way.method](facts.n), A, b, x0, options)
     if way[:2] != SHORTEST[:2] or is_function(A):  # which no program takes as an argument
         return sol
-    return dataclasses.replace(sol, x=_shortest(A, b, sol.x, sol.code))
-
-
-@jax.jit
-def _shortest(A: Any, b: Any, x: Any, code: Any) -> Any:
-    """The shortest of a symmetric A's least-squares solutions, from any: A takes its residual to 0.
-
-    x itself if the residual is too far from A's kernel for that. Liu, Milzarek and Roosta (2023), Obtaining
-    pseudo-inverse solutions with MINRES.
-    """
-    is_least = code == Status.LEAST_SQUARES
-    r = jnp.where(is_least, b - A @ x, 1)  # a norm has no derivative at 0
-    size = jnp.linalg.norm(r, axis=0)
-    unit = r / jnp.where(size == 0, 1, size)
-    shorter = x - unit * jnp.sum(unit.conj() * x, axis=0)
-    keeps = jnp.linalg.norm(b - A @ shorter, axis=0) <= (1 + 1e-10) * size
-    return jnp.where(is_least & keeps, shorter, x)
+    return dataclasses.replace(sol, x=of_least_squares(A, b, sol.x, sol.code))
 
 
 def _most(trial: Trial, facts: Facts, maxiter: Any) -> Any:
@@ -367,34 +358,3 @@ def _most(trial: Trial, facts: Facts, maxiter: Any) -> Any:
     if maxiter is not None or not trial.step > 0:
         return maxiter
     return int(min(10 * facts.n, max(LONGEST / trial.step, 1000)))
-
-
-def by_lsmr(A: Any, b: Any, x0: Any, settings: Any) -> Solution:
-    """A least-squares solution, the shortest one if x0 is None; LEAST_SQUARES if it does not solve the system."""
-    sol = lsmr(A, b, x0, **settings)
-    code = _code_of_system(sol.code, sol.residual_norm, b, settings["rtol"], settings["atol"])
-    x = opaque.Withheld()((sol.x, code == Status.LEAST_SQUARES))
-    return Solution(x, code, sol.n_iterations, sol.residual_norm, sol.norms)
-
-
-@jax.jit
-def _code_of_system(code: Any, size: Any, b: Any, rtol: Any, atol: Any) -> Any:
-    is_solved = jnp.isfinite(size) & (size <= (1 + 1e-6) * jnp.maximum(rtol * length(b), atol))
-    return jnp.where((code == Status.CONVERGED) & ~is_solved, jnp.int32(Status.LEAST_SQUARES), code)
-
-
-def by_singular_values(host: Host, b: Any, dtype: Any, settings: Any) -> Solution:
-    """The shortest least-squares solution, by LAPACK on the host; singular values below n·eps of the largest are 0."""
-    S, eps = host.S, jnp.finfo(dtype).eps
-    rhs = np.asarray(b).astype(np.result_type(S, b.dtype, np.float64))
-    x, _, _, values = np.linalg.lstsq(S.toarray(), rhs, rcond=host.n * np.finfo(S.dtype).eps)
-    with np.errstate(over="ignore", invalid="ignore"):
-        x = x.astype(dtype)
-        is_held = np.all(np.isfinite(x), axis=0)  # by the dtype
-        x = np.where(is_held, x, 0)
-        size, b_norm, x_norm = (on_host.length(v) for v in (rhs - S @ x, rhs, x.astype(rhs.dtype)))
-        limits = ROUNDED * eps * (values[0] * x_norm + b_norm), np.maximum(settings["rtol"] * b_norm, settings["atol"])
-        is_rounding, is_met = ((size <= limit) & np.isfinite(limit) for limit in limits)
-        code = np.where(is_rounding, np.int32(Status.ROUNDED), np.int32(Status.LEAST_SQUARES))
-        code = np.where(is_met, np.int32(0), np.where(is_held, code, np.int32(Status.OUT_OF_RANGE)))
-        return placed_like(b, on_host.reported(x, code, np.ones_like(code), size, size)[:4])

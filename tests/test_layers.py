@@ -36,7 +36,7 @@ ALLOWED = {
 }
 # Solvers that turn matrices into factors, facts and preconditioners import what they need of a matrix, and SciPy. All
 # others, the methods and their loop, know operators alone.
-OF_MATRICES = {"superlu", "host", "selected", "factors", "triangular", "backends", "facts", "precond"}
+OF_MATRICES = {"superlu", "host", "conditioning", "selected", "factors", "triangular", "backends", "facts", "precond"}
 OPERATOR = {f"jaxsparse_fmt.core.{name}" for name in ("mesh_axes", "basis", "vector_passes")}
 OPERATOR |= {"jaxsparse_fmt.formats.memory", "jaxsparse_fmt.kernels.backends.jax_versions"}
 LIBRARIES = {"lineax": {"lineax", "equinox"}, "backends": {"sparsax", "spineax"}}

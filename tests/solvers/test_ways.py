@@ -30,15 +30,6 @@ def test_new_values_of_a_pattern_begin_with_the_way_that_succeeded_by_factors_of
     np.testing.assert_allclose(solve(A, b, rtol=1e-10).x, first.x, rtol=1e-8)
 
 
-def test_a_second_singular_system_begins_with_the_method_that_solved_the_first():
-    S = jsf.gallery.poisson(9)
-    A = jsf.from_scipy(sp.csr_array(S - sp.diags_array(np.asarray(S.sum(axis=1)).ravel())))
-    b = np.random.default_rng(1).standard_normal(A.shape[0])
-    first, again = solve(A, b), solve(A, 2 * b)
-    assert first.method == again.method == "minres" and len(first.tried) == 2 and len(again.tried) == 1
-    assert first.status is again.status is Status.LEAST_SQUARES
-
-
 def test_a_second_solve_takes_factors_if_they_cost_less_than_the_steps_of_the_first(monkeypatch):
     module = sys.modules["solvers.ways"]
     monkeypatch.setattr(module, "estimate", lambda way, *_: module.Trial(way, 0.3 * way.has_set_up, 1e-3))

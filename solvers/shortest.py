@@ -1,0 +1,86 @@
+"""The shortest of many solutions: least squares, and what is left of a solution without its part in the null space."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from solvers import on_host
+from solvers.core import arguments, opaque
+from solvers.core.space import length
+from solvers.core.stopping import ROUNDED
+from solvers.direct import placed_like
+from solvers.host import Host
+from solvers.lsmr import lsmr
+from solvers.solution import Solution, Status
+
+
+@jax.jit
+def of_least_squares(A: Any, b: Any, x: Any, code: Any) -> Any:
+    """The shortest of a symmetric A's least-squares solutions, from any: A takes its residual to 0.
+
+    x itself if the residual is too far from A's kernel for that. Liu, Milzarek and Roosta (2023), Obtaining
+    pseudo-inverse solutions with MINRES.
+    """
+    is_least = code == Status.LEAST_SQUARES
+    r = jnp.where(is_least, b - A @ x, 1)  # a norm has no derivative at 0
+    size = jnp.linalg.norm(r, axis=0)
+    unit = r / jnp.where(size == 0, 1, size)
+    shorter = x - unit * jnp.sum(unit.conj() * x, axis=0)
+    keeps = jnp.linalg.norm(b - A @ shorter, axis=0) <= (1 + 1e-10) * size
+    return jnp.where(is_least & keeps, shorter, x)
+
+
+def by_lsmr(A: Any, b: Any, x0: Any, settings: Any) -> Solution:
+    """A least-squares solution, the shortest one if x0 is None; LEAST_SQUARES if it does not solve the system."""
+    sol = lsmr(A, b, x0, **settings)
+    code = _code_of_system(sol.code, sol.residual_norm, b, settings["rtol"], settings["atol"])
+    x = opaque.Withheld()((sol.x, code == Status.LEAST_SQUARES))
+    return Solution(x, code, sol.n_iterations, sol.residual_norm, sol.norms)
+
+
+@jax.jit
+def _code_of_system(code: Any, size: Any, b: Any, rtol: Any, atol: Any) -> Any:
+    is_solved = jnp.isfinite(size) & (size <= (1 + 1e-6) * jnp.maximum(rtol * length(b), atol))
+    return jnp.where((code == Status.CONVERGED) & ~is_solved, jnp.int32(Status.LEAST_SQUARES), code)
+
+
+def by_singular_values(host: Host, b: Any, dtype: Any, settings: Any) -> Solution:
+    """The shortest least-squares solution, by LAPACK on the host; singular values below n·eps of the largest are 0."""
+    S, eps = host.S, jnp.finfo(dtype).eps
+    rhs = np.asarray(b).astype(np.result_type(S, b.dtype, np.float64))
+    x, _, _, values = np.linalg.lstsq(S.toarray(), rhs, rcond=host.n * np.finfo(S.dtype).eps)
+    with np.errstate(over="ignore", invalid="ignore"):
+        x = x.astype(dtype)
+        is_held = np.all(np.isfinite(x), axis=0)  # by the dtype
+        x = np.where(is_held, x, 0)
+        size, b_norm, x_norm = (on_host.length(v) for v in (rhs - S @ x, rhs, x.astype(rhs.dtype)))
+        limits = ROUNDED * eps * (values[0] * x_norm + b_norm), np.maximum(settings["rtol"] * b_norm, settings["atol"])
+        is_rounding, is_met = ((size <= limit) & np.isfinite(limit) for limit in limits)
+        code = np.where(is_rounding, np.int32(Status.ROUNDED), np.int32(Status.LEAST_SQUARES))
+        code = np.where(is_met, np.int32(0), np.where(is_held, code, np.int32(Status.OUT_OF_RANGE)))
+        return placed_like(b, on_host.reported(x, code, np.ones_like(code), size, size)[:4])
+
+
+def shortened(sol: Solution, b: Any, host: Host, Z: Any, rtol: Any, atol: Any) -> Solution:
+    """A solution less its part in the null space of A, where that is known; its derivatives are those of `sol`.
+
+    Args:
+      Z: [n, k], orthonormal null vectors that A's factors show; None: there are none. Those that are constant on
+        connected parts of A need no factors.
+    """
+    spaces = [Z for Z in (host.constants, Z) if Z is not None]
+    if not spaces:
+        return sol
+    rhs = np.asarray(arguments.still(b), host.S.dtype if b.dtype.kind != "c" else np.complex128)
+    old, size = (np.asarray(arguments.still(a)) for a in (sol.x, sol.residual_norm))
+    x = old.astype(np.result_type(old, np.float64))
+    for Z in spaces:
+        x = x - Z @ (Z.conj().T @ x)
+    x = x.astype(old.dtype)
+    norm = on_host.length(rhs - host.S @ x)
+    keeps = norm <= np.maximum(np.maximum(rtol * on_host.length(rhs), atol), (1 + 1e-6) * size)
+    x = sol.x - arguments.still(sol.x) + np.where(keeps, x, old)  # with the derivatives of sol.x
+    return dataclasses.replace(sol, x=x, residual_norm=jnp.where(keeps, norm.astype(size.dtype), sol.residual_norm))
