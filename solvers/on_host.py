@@ -83,7 +83,7 @@ def refined(found: superlu.OnHost, b: Any, limits: Any, dtype: Any, way: str = "
     with np.errstate(all="ignore"):
         b_norm, unit = length(rhs), 1.0
         if is_scaled := not _is_moderate(b_norm):
-            unit = _unit(rhs, S)
+            unit = unit_of(rhs, S)
             rhs = rhs / unit
             b_norm = length(rhs)
         least = np.maximum(limits.rtol * b_norm, limits.atol / unit)
@@ -166,7 +166,7 @@ def _is_moderate(norm: Any) -> bool:
     return bool(np.all((norm > 1e-100) & (norm < 1e100)))
 
 
-def _unit(b: Any, S: Any) -> np.ndarray:
+def unit_of(b: Any, S: Any) -> np.ndarray:
     """A power of two for each column of b; neither b over it nor S⁻¹·b over it leaves the range of 64 bits.
 
     XLA calls the host in a mode in which subnormal numbers are zeros.

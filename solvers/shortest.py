@@ -51,17 +51,20 @@ def by_singular_values(host: Host, b: Any, dtype: Any, settings: Any) -> Solutio
     """The shortest least-squares solution, by LAPACK on the host; singular values below n·eps of the largest are 0."""
     S, eps = host.S, jnp.finfo(dtype).eps
     rhs = np.asarray(b).astype(np.result_type(S, b.dtype, np.float64))
-    x, _, _, values = np.linalg.lstsq(S.toarray(), rhs, rcond=host.n * np.finfo(S.dtype).eps)
-    with np.errstate(over="ignore", invalid="ignore"):
-        x = x.astype(dtype)
-        is_held = np.all(np.isfinite(x), axis=0)  # by the dtype
-        x = np.where(is_held, x, 0)
-        size, b_norm, x_norm = (on_host.length(v) for v in (rhs - S @ x, rhs, x.astype(rhs.dtype)))
-        limits = ROUNDED * eps * (values[0] * x_norm + b_norm), np.maximum(settings["rtol"] * b_norm, settings["atol"])
+    with np.errstate(all="ignore"):
+        unit = on_host.unit_of(rhs, S)
+        rhs = rhs / unit
+        exact, _, _, values = np.linalg.lstsq(S.toarray(), rhs, rcond=host.n * host.eps)
+        x = (exact * unit).astype(dtype)
+        x = np.where(np.all(np.isfinite(x), axis=0), x, 0)
+        size, b_norm, x_norm = (on_host.length(v) for v in (rhs - S @ (x / unit), rhs, x / unit))
+        is_held = on_host.length(x / unit - exact) <= eps * on_host.length(exact)  # by the dtype
+        least = np.maximum(settings["rtol"] * b_norm, settings["atol"] / unit)
+        limits = np.minimum(ROUNDED * eps * (values[0] * x_norm + b_norm), eps**0.25 * b_norm), least
         is_rounding, is_met = ((size <= limit) & np.isfinite(limit) for limit in limits)
-        code = np.where(is_rounding, np.int32(Status.ROUNDED), np.int32(Status.LEAST_SQUARES))
-        code = np.where(is_met, np.int32(0), np.where(is_held, code, np.int32(Status.OUT_OF_RANGE)))
-        return placed_like(b, on_host.reported(x, code, np.ones_like(code), size, size)[:4])
+        code = np.where(is_held, np.int32(Status.LEAST_SQUARES), np.int32(Status.OUT_OF_RANGE))
+        code = np.where(is_met, np.int32(0), np.where(is_held & is_rounding, np.int32(Status.ROUNDED), code))
+        return placed_like(b, on_host.reported(x, code, np.ones_like(code), size * unit, size)[:4])
 
 
 def shortened(sol: Solution, b: Any, host: Host, Z: Any, rtol: Any, atol: Any) -> Solution:

@@ -273,7 +273,8 @@ def first_success(
         is_left = status is Status.MAXITER and 0 < steps < (_most(trial, facts, rest) or 0)
         tried.append(f"{trial}: {f'left after {steps} steps' if is_left else status}")
         sol = _telling(sol, way.name, *tried)
-        if np.all((code == Status.CONVERGED) | (code == Status.ROUNDED) | (code == Status.LEAST_SQUARES)):
+        solved = (code == Status.CONVERGED) | (code == Status.ROUNDED) | (code == Status.LEAST_SQUARES)
+        if np.all(solved):
             again = trial._replace(set_up=0.0, taken=0, way=way._replace(steps=trial.taken + steps))
             others = [other for other in queue if stage is WAYS and other.way.has_set_up]
             is_least = np.any(code == Status.LEAST_SQUARES)  # which displaces nothing that solves other b
@@ -287,6 +288,8 @@ def first_success(
             return shortened(sol, b, facts.host, space, settings["rtol"], settings["atol"])
         if way.M == "factors":
             factored = trial._replace(set_up=0.0), M
+        if way.method in ("direct", "singular values") and np.all(solved | (code == Status.OUT_OF_RANGE)):
+            return sol  # no way finds another x
         norm = np.max(np.asarray(arguments.still(sol.residual_norm)), initial=0)
         if best is None or norm < least:
             best, least = sol, norm
@@ -337,6 +340,7 @@ def run(trial: Trial, queue: list[Trial], M: Any, A: Any, b: Any, x0: Any, setti
     if way.M == "factors":
         return by_factors(A, b, x0, options)
     if way.method == "singular values":
+        check_finite(facts, b, x0)  # LAPACK raises an error of its own
         return by_singular_values(facts.host, b, facts.dtype(b), options)
     if facts.tries:
         options["maxiter"] = _most(trial, facts, settings["maxiter"])

@@ -18,6 +18,7 @@ from solvers import Status, direct, factorized, precond, solve
 from solvers.host import Host
 from solvers.ways import SMALL
 from tests.distributed.problems import MESH
+from tests.lowering import quick_jit
 from tests.marks import deep
 from tests.oracle import assert_derivatives_agree
 from tests.solvers import real
@@ -113,9 +114,13 @@ def test_is_a_singular_system_whose_squares_overflow_called_solved(monkeypatch, 
     np.testing.assert_allclose(sol.residual_norm, scale, rtol=1e-3)
 
 
-def test_is_a_solution_beyond_the_dtype_called_least_squares():
-    sol = solve(jsf.from_scipy(1e-200 * tridiagonal(), "csr"), np.full(N, 1e200))
-    assert sol.status is Status.OUT_OF_RANGE and np.all(np.isfinite(sol.x))
+@pytest.mark.parametrize(("of_A", "of_b"), [(1e-200, 1e200), (1e200, 1e-200)])
+def test_is_a_solution_outside_the_dtype_called_least_squares_or_singular(of_A, of_b):
+    dense, b = np.ones((3, 3)) * of_A, np.full(N, of_b)
+    A, singular = jsf.from_scipy(of_A * tridiagonal(), "csr"), jsf.from_dense(dense, "csr")
+    for sol in (solve(A, b), direct(A, b), quick_jit(direct)(A, b), solve(singular, b[:3])):
+        assert sol.status is Status.OUT_OF_RANGE and np.all(np.isfinite(sol.x))
+        np.testing.assert_allclose(sol.residual_norm, of_b * np.sqrt(len(sol.x)), rtol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.complex128])
@@ -126,7 +131,7 @@ def test_is_a_singular_system_whose_norms_overflow_called_solved(dtype):
     np.testing.assert_allclose(sol.residual_norm, 1e308, rtol=1e-6)
     singular[10:] = 0
     sol = solve(jsf.from_dense(singular, "csr"), b)
-    assert not sol.success and ["OUT_OF_RANGE" in line for line in sol.tried] == [False, True, False]
+    assert not sol.success and ["OUT_OF_RANGE" in line for line in sol.tried] == [False, True]
     assert np.isinf(sol.residual_norm) and np.all(np.isfinite(sol.x))
 
 
@@ -229,6 +234,13 @@ def test_a_nan_is_found_at_once(spread):
     wrong = A.with_data(A.data.at[3].set(np.nan)), np.ones(N)
     for sol in (solve(*wrong), solve(A, np.full(N, np.inf)), solve(A, np.ones(N), np.full(N, np.nan))):
         assert sol.status is Status.NON_FINITE and len(sol.tried) == 1 and np.all(np.asarray(sol.x) == 0)
+
+
+def test_is_a_nan_found_where_the_singular_values_are_remembered():
+    A = jsf.from_dense(np.ones((3, 3)), "csr")
+    assert solve(A, np.arange(3.0)).method == "singular values"
+    for wrong in ((A.with_data(A.data.at[0].set(np.nan)), np.ones(3)), (A, np.full(3, np.nan))):
+        assert solve(*wrong).status is Status.NON_FINITE
 
 
 def test_a_nan_in_one_column_leaves_the_others():
