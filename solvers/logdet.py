@@ -14,11 +14,13 @@ from jax import Array, lax
 
 from jaxsparse_fmt._tracing import standard_promotion
 from solvers import selected
+from solvers.core.program import interruptible
 from solvers.precond import _checks as checks
 from solvers.superlu import call
 
 
 @standard_promotion
+@interruptible
 def logdet(A: Any) -> Array:
     """log|det A| of a sparse matrix, differentiable twice by A's values, in any mode.
 
@@ -42,17 +44,20 @@ def logdet(A: Any) -> Array:
     return slogdet(A)[1]
 
 
+@interruptible
 def slogdet(A: Any) -> tuple[Array, Array]:
     """det A / |det A| and log|det A|. Errors as of `logdet`."""
     return _determinant(*_entries(A, "logdet"))
 
 
+@interruptible
 def inverse_entries(A: Any) -> Array:
     """[nnz], the entries of A⁻¹ at the places of A's entries, in the order of A.data; differentiable once more."""
     n, row, col, values = _entries(A, "inverse_entries")
     return _inverse(n, row, col, row, col, values)
 
 
+@interruptible
 def sample(A: Any, z: Array) -> Array:
     """R·z with R·Rᴴ = A⁻¹; linear in z, and without derivatives by A. NaN unless A is positive definite."""
     n, row, col, values = _entries(A, "sample")

@@ -17,7 +17,7 @@ import jax
 from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
-from jaxsparse_fmt._tracing import in_trace
+from jaxsparse_fmt._tracing import Parameters, Result, in_trace
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import Basis
 from jaxsparse_fmt.kernels.backends import jax_versions
@@ -45,13 +45,32 @@ def compiled(f: Callable[..., Any], quick: bool) -> Callable[..., Any]:
             results = chosen(*args)
             _wait(jax.tree.leaves(results)[0])
             return results
-        except Exception as error:  # of several classes, depending on whether XLA runs the program in another thread
-            if re.search(r"^KeyboardInterrupt\b", str(error), re.MULTILINE):
-                raise KeyboardInterrupt from error
+        except Exception as error:
+            raise_interrupt(error)
             if chosen is plain or not jax_versions.is_unknown_option(error):
                 raise
         chosen = plain
         return call(*args)
+
+    return call
+
+
+def raise_interrupt(error: Exception) -> None:
+    """KeyboardInterrupt if `error` is how XLA reports one; its class depends on the thread that ran the program."""
+    if re.search(r"^KeyboardInterrupt\b", str(error), re.MULTILINE):
+        raise KeyboardInterrupt from error
+
+
+def interruptible(f: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """f, which calls the host from programs of its own, with Ctrl-C as KeyboardInterrupt; f returns when it is done."""
+
+    @functools.wraps(f)
+    def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        try:
+            return jax.block_until_ready(f(*args, **kwargs))
+        except Exception as error:
+            raise_interrupt(error)
+            raise
 
     return call
 

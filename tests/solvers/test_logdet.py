@@ -144,3 +144,17 @@ def test_gradients_called_again_and_again_take_no_more_memory():
     for k in range(200):
         jax.grad(of)(S.data * (30 + k))
     assert resident() - before < 20e6
+
+
+def test_is_an_interrupt_of_the_host_raised_as_such(monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    A = jsf.from_scipy(CASES["precision"], "csr")
+    F = factorized(A)
+    for name in ("determinant", "inverse_entries", "root"):
+        monkeypatch.setattr(selected, name, interrupted)
+    gradient = jax.grad(lambda data: logdet(A.with_data(data)))
+    for f in (lambda: logdet(A), F.logdet, F.inverse_entries, lambda: F.sample(np.ones(36)), lambda: gradient(A.data)):
+        with pytest.raises(KeyboardInterrupt):
+            f()
