@@ -47,12 +47,12 @@ def null_space(S: Any, solve: Callable[[Any, str], Any]) -> np.ndarray | None:
     """
     with np.errstate(all="ignore"):
         rows, cols, norm = scales(S)
-        v = np.random.default_rng(0).standard_normal((S.shape[0], MOST))
-        if not np.max(np.abs(cols * solve(rows * v[:, 0], "N"))) * norm * EPS >= SHOWN:
+        rng, n, k = np.random.default_rng(0), S.shape[0], 1
+        if not np.max(np.abs(cols * solve(rows * rng.standard_normal(n), "N"))) * norm * EPS >= SHOWN:
             return None
-        k = 1
-        while k < min(S.shape[0], MOST):
-            k = min(2 * k, *v.shape)
+        v = rng.standard_normal((n, MOST))
+        while k < min(n, MOST):
+            k = min(2 * k, n)
             Z = solve(rows[:, None] * v[:, :k], "N")
             if not np.all(np.isfinite(Z)):
                 return None

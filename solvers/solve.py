@@ -38,8 +38,9 @@ def solve(
 
     A way is a method with a preconditioner. `solve` estimates the seconds that each would take on this device. Methods
     without set-up (`cg`, `minres`, `bicgstab` with a diagonal) are left if their rate of fall predicts a longer solve
-    than by factors, `multigrid` or `ilu`. A singular A gets the shortest least-squares solution, and LEAST_SQUARES if
-    that does not solve the system. A RuntimeWarning announces a set-up of more than a minute, with its estimate;
+    than by factors, `multigrid` or `ilu`. A singular A gets the shortest least-squares solution, as far as factors or
+    vectors constant on its connected parts show the null space, and LEAST_SQUARES if that does not solve the system. A
+    RuntimeWarning announces a set-up of more than a minute, with its estimate;
     factors that take more than an hour are left to `direct`.
 
     A second solve with the same matrix begins with what succeeded, and takes the preconditioner or the factors made
