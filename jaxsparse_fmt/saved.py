@@ -17,7 +17,7 @@ import numpy as np
 import scipy
 
 from jaxsparse_fmt._dtypes import index_dtype, requested_dtype
-from jaxsparse_fmt._files import replacing
+from jaxsparse_fmt._files import AnyPath, regular, replacing
 from jaxsparse_fmt._tracing import is_traced
 from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.convert import checked
@@ -28,24 +28,25 @@ VERSION = 4
 DTYPES = {np.dtype(letter).name for letter in "?bhilqBHILQefdgFDG"} | {"bfloat16"}
 
 
-def save(path: str | os.PathLike[str], A: SparseMatrix) -> None:
+def save(path: AnyPath, A: SparseMatrix) -> None:
     """Writes a matrix in any format to one file, which `load` reads; the file is written whole or not at all.
 
     Its entries are in canonical order, even those of `A.in_basis`.
 
     Args:
-      path: the file, conventionally `.npz`; one that exists is replaced.
+      path: the file, conventionally `.npz`; one that exists is replaced, and keeps its mode.
       A: a matrix on one device; it may carry its transpose.
 
     Raises:
       TypeError: a sharded matrix, a transpose, or not a matrix of this library. ValueError: a stack, a gradient, or a
-        traced matrix.
+        traced matrix. OSError: no folder, one that cannot be written to, or a file that is read-only.
 
     Examples:
       >>> js.save(folder / "A.npz", A)
     """
+    path = os.fsdecode(path)
     if Path(path).suffix in (".mtx", ".gz", ".mat"):
-        raise ValueError(f"save writes .npz, got {str(path)!r}; io.write_mtx(path, A) writes Matrix Market")
+        raise ValueError(f"save writes .npz, got {path!r}; io.write_mtx(path, A) writes Matrix Market")
     if not isinstance(A, SparseMatrix):
         raise TypeError(
             f"save takes a matrix of this library on one device, got {type(A).__name__}; A.to_scipy() makes a "
@@ -60,11 +61,11 @@ def save(path: str | os.PathLike[str], A: SparseMatrix) -> None:
     data, indices = csr.data.astype(A.dtype), csr.indices.astype(index_dtype(csr.shape[1]))
     data = data.view(np.uint16) if A.dtype.name == "bfloat16" else data
     text = np.frombuffer(json.dumps(header).encode(), np.uint8)
-    with replacing(Path(path)) as file:
+    with replacing(path) as file:
         np.savez(file, header=text, indptr=csr.indptr.astype(np.int64), indices=indices, data=data)
 
 
-def load(path: str | os.PathLike[str], dtype: Any = None, *, max_bytes: float | None = None) -> SparseMatrix:
+def load(path: AnyPath, dtype: Any = None, *, max_bytes: float | None = None) -> SparseMatrix:
     """The matrix that `save` wrote, in the same format with the same options, and `data` to the bit.
 
     Nothing in the file is trusted: sizes, pointers, indices and options are checked, and no object is unpickled.
@@ -74,15 +75,16 @@ def load(path: str | os.PathLike[str], dtype: Any = None, *, max_bytes: float | 
       max_bytes: as in `from_scipy`.
 
     Raises:
-      FileNotFoundError: no such file. ValueError: a file that is damaged, of another version or of a format unknown
-        here, a dtype that JAX cannot hold at present, or a storage too large; the message names the file and the cure.
+      OSError: no such file. ValueError: a pipe or a device; a file that is damaged, of another version or of a format
+        unknown here; a dtype that JAX cannot hold at present, or a storage too large. The message names the file and
+        the cure.
 
     Examples:
       >>> js.save(folder / "A.npz", A)
       >>> js.load(folder / "A.npz").nnz == A.nnz
       True
     """
-    path = Path(path)
+    path = regular(path)
     text, indptr, indices, data = _arrays(path, "header", "indptr", "indices", "data")
     header, storage = _header(path, text)
     given = np.dtype(header["dtype"])
@@ -129,7 +131,7 @@ def _arrays(path: Path, *names: str) -> list[np.ndarray]:
         if not all(isinstance(a, np.ndarray) and a.ndim == 1 and a.dtype.kind in "biufc" for a in arrays):
             raise ValueError("a member is no array of numbers [n]")
         return arrays
-    except (FileNotFoundError, IsADirectoryError, PermissionError):
+    except (FileNotFoundError, PermissionError):
         raise
     # Of whatever kind: NumPy parses headers as Python, and damaged bytes may look like another kind of zip.
     except Exception as error:

@@ -6,7 +6,6 @@ import os
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,6 +14,7 @@ import scipy
 
 from jaxsparse.commands import PICTURES, STDIN
 from jaxsparse_fmt import convert, plot, saved
+from jaxsparse_fmt._files import regular, replaceable
 from jaxsparse_fmt._types import Csr
 from jaxsparse_fmt.cli.progress import Progress
 from jaxsparse_fmt.io import files
@@ -53,7 +53,7 @@ def read_matrix(args: argparse.Namespace, progress: Progress) -> Csr:
 
 def _read_npz(path: str) -> Any:
     """A matrix of `save` or of `scipy.sparse.save_npz`."""
-    if zipfile.is_zipfile(path):
+    if zipfile.is_zipfile(regular(path)):
         with zipfile.ZipFile(path) as file:
             is_scipys = "format.npy" in file.namelist()
         if is_scipys:
@@ -66,7 +66,7 @@ def _read_mat(path: str) -> Any:
     """The one sparse matrix of a file of MATLAB's, up to version 7.2."""
     import scipy.io
 
-    found = _loaded(scipy.io.loadmat, path, ".mat file")
+    found = _loaded(scipy.io.loadmat, str(regular(path)), ".mat file")
     sparse = {name: S for name, S in found.items() if scipy.sparse.issparse(S)}
     if len(sparse) != 1:
         raise ValueError(f"a .mat file with one sparse matrix is needed; this one has {', '.join(sparse) or 'none'}")
@@ -108,17 +108,14 @@ def check_output(
         if kind not in (None, piped):
             raise BadInput(f"--out-format {kind}: standard output takes {piped}; name a file")
         return f".{piped}"
-    folder = Path(out).parent
-    if Path(out).is_dir():
-        raise BadInput(f"{out}: is a folder; name a file in it")
-    if Path(out).resolve() in (Path(name).resolve() for name in inputs):
+    with blaming(out):
+        target, _ = replaceable(out)
+    if str(target) in map(os.path.realpath, inputs):
         raise BadInput(f"{out}: would overwrite the input; give it another name")
     found = f".{kind}" if kind else next((suffix for suffix in suffixes if out.lower().endswith(suffix)), None)
     if found is None:
         cure = "the name decides the kind of file; end it in"
         raise BadInput(f"{out}: {cure} {', '.join(suffixes)}{', or name a kind by --out-format' if piped else ''}")
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise BadInput(f"{out}: no folder {folder} that can be written to; create it first")
     return found
 
 

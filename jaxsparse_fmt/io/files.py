@@ -13,18 +13,16 @@ import numpy as np
 import scipy
 from numpy.typing import ArrayLike
 
-from jaxsparse_fmt._files import replacing
+from jaxsparse_fmt._files import AnyPath, regular, replacing
 from jaxsparse_fmt.io.matrix_market import parse
 from jaxsparse_fmt.io.mtx_entries import fault
 
 __all__ = ["VECTOR_SUFFIXES", "read_scipy", "read_vector", "write_mtx", "write_vector"]
 
-PathLike = str | os.PathLike[str]
-
 VECTOR_SUFFIXES = (".mtx", ".mtx.gz", ".npy", ".txt")
 
 
-def read_scipy(path: PathLike | BinaryIO) -> "scipy.sparse.csr_array":
+def read_scipy(path: AnyPath | BinaryIO) -> "scipy.sparse.csr_array":
     """Read a Matrix Market file (Boisvert, Pozo, Remington, NISTIR 5935, 1996) as SciPy's canonical CSR.
 
     Symmetric, skew-symmetric and Hermitian files are expanded, and entries that occur twice are summed.
@@ -34,7 +32,8 @@ def read_scipy(path: PathLike | BinaryIO) -> "scipy.sparse.csr_array":
     Blanks are spaces, tabs, vertical tabs, form feeds and carriage returns. A plus sign may stand
     before a number. Beyond the standard, a file may have comments and blank lines anywhere after the
     banner, comments after entries, Fortran's exponents (1D5), inf, infinity and nan, a byte order
-    mark, lines of up to 65,536 bytes, and integers of any size, which become the nearest float64.
+    mark, lines of up to 65,536 bytes, and integers of any size, which become the nearest float64. Blank lines
+    and comments may be 262,144 more than the entries.
     Any other content is refused (`mtx_entries.py` states the grammar).
 
     SciPy's reader parses the file, in several threads if it is large. At its peak the function holds at most 50 MB
@@ -60,7 +59,7 @@ def read_scipy(path: PathLike | BinaryIO) -> "scipy.sparse.csr_array":
     return scipy.sparse.csr_array(parse(path))
 
 
-def read_vector(path: PathLike) -> np.ndarray:
+def read_vector(path: AnyPath) -> np.ndarray:
     """Read a vector: `.mtx` or `.mtx.gz` (array or coordinate, n × 1 or 1 × n), `.npy`, or `.txt`
     with one number on a line and # before comments.
 
@@ -76,10 +75,11 @@ def read_vector(path: PathLike) -> np.ndarray:
       >>> js.io.read_vector(folder / "b.npy").shape
       (16,)
     """
-    path = os.fspath(path)
+    path = os.fsdecode(path)
     kind = _kind(path, *VECTOR_SUFFIXES)
     x: Any
     if kind == ".npy":
+        regular(path)
         try:
             # A memory map compares the shape in the header with the size of the file.
             x = np.lib.format.open_memmap(path, mode="r")
@@ -94,13 +94,13 @@ def read_vector(path: PathLike) -> np.ndarray:
 
 
 def write_vector(
-    path: PathLike,
+    path: AnyPath,
     x: ArrayLike,  # [n] real or complex
     kind: str | None = None,
 ) -> None:
     """Write a vector as `.mtx` or `.mtx.gz` (array format), `.npy` or `.txt`, to full precision.
 
-    The file appears, or takes an old one's place, only when it is complete.
+    The file appears, or takes an old one's place and mode, only when it is complete.
 
     Args:
         kind: an extension that decides in place of the path's.
@@ -111,7 +111,7 @@ def write_vector(
     Examples:
       >>> js.io.write_vector(folder / "b.npy", b)
     """
-    path = os.fspath(path)
+    path = os.fsdecode(path)
     kind = _kind(kind or path, *VECTOR_SUFFIXES)
     x = _numbers(np.asarray(x), "x")
     if x.ndim != 1:
@@ -125,10 +125,10 @@ def write_vector(
             _mmwrite(file, kind, x[:, None])
 
 
-def write_mtx(path: PathLike, matrix: Any, kind: str | None = None) -> None:
+def write_mtx(path: AnyPath, matrix: Any, kind: str | None = None) -> None:
     """Write a sparse matrix as a general coordinate file, `.mtx` or `.mtx.gz`, to full precision.
 
-    The file appears, or takes an old one's place, only when it is complete.
+    The file appears, or takes an old one's place and mode, only when it is complete.
 
     Args:
         matrix: a matrix of scipy.sparse or of this library.
@@ -140,7 +140,7 @@ def write_mtx(path: PathLike, matrix: Any, kind: str | None = None) -> None:
     Examples:
       >>> js.io.write_mtx(folder / "A.mtx", S)
     """
-    path = os.fspath(path)
+    path = os.fsdecode(path)
     kind = _kind(kind or path, ".mtx", ".mtx.gz")
     matrix = matrix.to_scipy() if hasattr(matrix, "to_scipy") else matrix
     if not scipy.sparse.issparse(matrix):

@@ -19,7 +19,7 @@ import numpy as np
 import scipy
 
 from jaxsparse_fmt.io import mtx_entries
-from jaxsparse_fmt.io.mtx_entries import LONGEST, Head, fault, shown
+from jaxsparse_fmt.io.mtx_entries import LONGEST, Head, check_notes, fault, shown
 
 __all__ = ["parse"]
 
@@ -69,7 +69,7 @@ def parse(source: Any) -> "scipy.sparse.coo_array | np.ndarray":
         if hasattr(source, "read"):
             path, file = str(getattr(source, "name", "the stream")), source
         else:
-            path = os.fspath(source)
+            path = os.fsdecode(source)
             file = stack.enter_context(open(path, "rb"))
         file, size = _opened(path, file)
         try:
@@ -137,9 +137,11 @@ def _read_head(path: str, file: BinaryIO, size: int) -> Head:
     if field == "pattern" and (format == "array" or symmetry == "skew-symmetric"):
         raise fault(path, 1, f"{format} {symmetry} and pattern exclude each other; use real")
 
-    number, line = 1, b"%"
+    number, line, notes = 1, b"%", 0
     while line.isspace() or line.lstrip().startswith(b"%"):
         number, line = number + 1, _read_line(path, file, number + 1)
+        notes += len(line)
+        check_notes(path, number, notes)
     names = ["rows", "columns", "entries"][: 3 if format == "coordinate" else 2]
     sizes = line.partition(b"%")[0].split()
     if len(sizes) != len(names) or not all(re.fullmatch(rb"\+?\d{1,18}", word) for word in sizes):

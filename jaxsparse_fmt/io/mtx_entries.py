@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 LONGEST = 65_536  # bytes of a line
+_NOTES = 1 << 18  # lines without an entry that a file may have, besides one for each entry
 _AS_SCIPY = bytes.maketrans(b"\t\v\f\rdD", b"    ee")  # bytes that SciPy reads only as blanks and as an e
 _HUGE = re.compile(rb"(?i)[ed]\+?0*[1-9]\d\d")  # an exponent of 100 or more
 # Of the eight bytes from 8·k on those that a line of some length has, by k and length.
@@ -77,12 +78,13 @@ def read(
         kind, size = ("coordinate", head.shape) if head.n_index else ("array", (1,))
         sizes = " ".join(map(str, (*size, head.entries)))
         yield f"%%MatrixMarket matrix {kind} {field} general\n{sizes}\n".encode()
-        entries, lines = 0, head.lines
+        entries, lines, size = 0, head.lines, 0
         for piece in pieces():
             whole = piece if piece.endswith(b"\n") else piece + b"\n"  # without one SciPy reads beyond the end
             known = None if every_index else passed(whole, head, head.entries - entries)
             text, more, n_lines = known or by_line(whole, head, entries, lines)
-            entries, lines = entries + more, lines + n_lines
+            entries, lines, size = entries + more, lines + n_lines, size + len(piece)
+            check_notes(head.path, lines, size, entries)
             yield text
         if entries < head.entries:
             what = f"the file ends {head.entries - entries} short of the {head.entries} entries in its size line"
@@ -197,6 +199,16 @@ def _spelled(line: bytes, head: Head, full: bool) -> bytes:
             raise ValueError(f"{shown(word)} exceeds float64's 1.8e308; rescale")
         index.append(repr(number).encode())
     return b" ".join(index)
+
+
+def check_notes(path: str, lines: int, size: int, entries: int = 0) -> None:
+    """Refuses blank lines and comments of which a small archive may hold billions.
+
+    Args:
+      lines, size, entries: of the file so far; its size in bytes.
+    """
+    if lines - entries > _NOTES + entries or size > 64 * _NOTES + 256 * entries:
+        raise fault(path, lines, f"more than {_NOTES} blank lines and comments, or 16 MB of them; remove them")
 
 
 def fault(path: str, line: int, what: str) -> ValueError:

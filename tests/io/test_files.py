@@ -1,5 +1,6 @@
 """Vectors and matrices to files and back: unchanged, and never half written."""
 
+import errno
 import io
 import os
 import re
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import jaxsparse_fmt as jsf
+from jaxsparse_fmt import _files
 from jaxsparse_fmt.io import files
 
 BANNER = "%%MatrixMarket matrix coordinate real general\n"
@@ -160,6 +162,72 @@ def test_what_cannot_be_written_is_refused_before_a_file_appears(tmp_path, call,
     with pytest.raises(ValueError, match=said):
         call(tmp_path)
     assert os.listdir(tmp_path) == []
+
+
+def test_a_file_that_is_replaced_keeps_its_mode_and_a_new_one_has_that_of_the_umask(tmp_path):
+    A = jsf.from_dense(np.eye(3))
+    for name, write in (("A.npz", jsf.save), ("A.mtx", files.write_mtx)):
+        path = os.fsencode(tmp_path / name)  # names of bytes, too
+        old = os.umask(0o027)
+        try:
+            write(path, A)
+        finally:
+            os.umask(old)
+        assert os.stat(path).st_mode & 0o7777 == 0o640
+        for mode in (0o600, 0o646, 0o664):
+            os.chmod(path, mode)
+            write(path, A)
+            assert os.stat(path).st_mode & 0o7777 == mode
+    assert (jsf.load(path.replace(b"mtx", b"npz")) - jsf.read_mtx(path)).nnz == 3
+
+
+def test_where_no_file_can_be_written_the_users_name_is_refused_with_the_cure(tmp_path, monkeypatch):
+    (tmp_path / "shut.npz").write_bytes(b"old")
+    (tmp_path / "shut.npz").chmod(0o400)
+    (tmp_path / "loop.npz").symlink_to("loop.npz")
+    long = "x" * 252 + ".npz"
+    before = sorted(os.listdir(tmp_path))
+    told = {"shut.npz": "is read-only; chmod", "loop.npz": "symbolic links", long: "too long", "": "names a folder"}
+    told |= {"no/": "names a folder; name a file", "no/.": "a folder", "no/x": "create it", "no/../x": "create it"}
+    for name, why in told.items():
+        path = f"{tmp_path}/{name}"
+        with pytest.raises(OSError, match=f"{why}.*{re.escape(repr(path))}$"):
+            jsf.save(path, jsf.from_dense(np.eye(3)))
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)  # which root does not ask
+    with pytest.raises(PermissionError, match=r"no new file can be made in .*; chmod .*/x\.npz'$"):
+        jsf.save(tmp_path / "x.npz", jsf.from_dense(np.eye(3)))
+    monkeypatch.undo()
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left", f"{tmp_path}/.scratch{_files.PART}")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match=r"No space left: .*/x\.npz'$"):
+        jsf.save(tmp_path / "x.npz", jsf.from_dense(np.eye(3)))
+    assert sorted(os.listdir(tmp_path)) == before and (tmp_path / "loop.npz").is_symlink()
+
+
+def test_a_killed_writer_leaves_nothing_for_long_and_two_at_once_write_whole_files(tmp_path):
+    path = tmp_path / ("x" * 251 + ".npy")  # as long as a name may be
+    left, lock = _files._scratch(path, 0o600)
+    os.close(lock)  # as a process that ends
+    assert os.listdir(tmp_path) == [left.name]
+    with _files.replacing(path) as one, _files.replacing(path) as two:
+        assert len(os.listdir(tmp_path)) == 2
+        for file, content in ((one, b"one"), (two, b"two")):
+            file.write(content)
+            file.flush()
+        files.write_vector(path, np.ones(3))
+        assert files.read_vector(path).tolist() == [1, 1, 1] and len(os.listdir(tmp_path)) == 3
+    assert path.read_bytes() == b"one" and os.listdir(tmp_path) == [path.name]
+
+
+def test_what_has_no_end_is_refused_before_it_is_read(tmp_path):
+    pipe = tmp_path / "x.npy"  # which would wait for a writer
+    os.mkfifo(pipe)
+    for read, path in ((files.read_vector, pipe), (jsf.load, pipe), (jsf.load, "/dev/zero")):
+        with pytest.raises(ValueError, match=f"^{path}: a pipe or a device"):
+            read(path)
 
 
 def test_writing_through_a_link_keeps_the_link(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
-from jaxsparse_fmt.io import matrix_market
+from jaxsparse_fmt.io import matrix_market, mtx_entries
 from tests.io import oracle
 from tests.process import allocating_at_most
 
@@ -56,6 +56,13 @@ def test_where_a_file_is_cut_into_pieces_changes_nothing(monkeypatch):
         monkeypatch.setattr(matrix_market, "_PIECE", piece)
         for _ in range(max(100, MUTATIONS // 100)):
             agrees(oracle.mutated(rng))
+
+
+def test_comments_may_be_as_many_as_entries_and_some_more(monkeypatch):
+    monkeypatch.setattr(mtx_entries, "_NOTES", 10)
+    head = b"%%MatrixMarket matrix coordinate real general\n9 9 40\n"
+    assert ours(head + b"1 2 3 % one\n% another\n" * 40) is not None
+    assert ours(head + b"1 2 3 % one\n% another\n\n" * 40) is None
 
 
 @pytest.mark.parametrize("file", oracle.FILES)
