@@ -11,6 +11,8 @@ from jax.core import Tracer
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
+PROGRAMS = 256  # of a function that are kept, the last used; a program of a solver takes some 5 MB
+
 
 def is_traced(*trees: Any) -> bool:
     """Whether a leaf is traced, by jit, vmap or a derivative."""
@@ -61,3 +63,18 @@ def standard_promotion(f: Callable[Parameters, Result]) -> Callable[Parameters, 
             return f(*args, **kwargs)
 
     return standard
+
+
+def sizes(*trees: Any) -> tuple[Any, ...]:
+    """The shapes of all leaves, and those that are no arrays."""
+    return tuple([getattr(leaf, "shape", leaf) for leaf in jax.tree.leaves(trees)])
+
+
+def by_size(f: Callable[..., Any], key: Callable[..., Any] = sizes, **options: Any) -> Callable[..., Any]:
+    """f under `jax.jit(**options)`, of which the programs for the last `PROGRAMS` keys, by default sizes, are kept.
+
+    `jax.jit` keeps a program and a trace for each size as long as its function lives: ever new numbers of entries would
+    take all memory. So each key has a function of its own.
+    """
+    jitted = functools.lru_cache(PROGRAMS)(lambda key: jax.jit(functools.partial(f), **options))
+    return functools.wraps(f)(lambda *args: jitted(key(*args))(*args))

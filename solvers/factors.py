@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array, lax
 
 from jaxsparse_fmt._pytrees import exportable, pytree
-from jaxsparse_fmt._tracing import is_traced, standard_promotion
+from jaxsparse_fmt._tracing import by_size, is_traced, standard_promotion
 from jaxsparse_fmt._types import CsrArrays
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import Operator
@@ -104,7 +104,7 @@ class Inverse(Operator):
     __call__ = __matmul__
 
 
-@jax.jit
+@by_size
 def _applied(M: Inverse, r: Array) -> Array:
     """M·r. The derivative of a solve is a solve, A·dx = dr − dA·x; only derivatives compute the product with A."""
     M, r = mesh_axes.varying((M, r))

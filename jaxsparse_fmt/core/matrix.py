@@ -17,7 +17,7 @@ from jax.core import Tracer
 
 from jaxsparse_fmt._arguments import MAX_DENSE_BYTES, as_vector, check_choice, check_dense
 from jaxsparse_fmt._text import readable_bytes
-from jaxsparse_fmt._tracing import concrete, in_trace, is_concrete, is_on_cpu, is_traced, standard_promotion
+from jaxsparse_fmt._tracing import by_size, concrete, in_trace, is_concrete, is_on_cpu, is_traced, standard_promotion
 from jaxsparse_fmt._types import Array, Csr, CsrArrays, Target
 from jaxsparse_fmt.core import entry_index, form, vector_passes
 from jaxsparse_fmt.core.faces import Faces
@@ -365,7 +365,7 @@ def _not_folded(A: SparseMatrix) -> SparseMatrix:
 
 # Each product is one compiled call, whose trace checks the arguments: a product outside jit costs only the call. Inside
 # jit it stays a call, and JAX lowers its kernel once for all products with one matrix: 50 ms per kernel.
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(by_size, key=lambda face, A, x: (A.values.shape, x.shape), static_argnums=0)
 @standard_promotion
 def _applied(face: str, A: SparseMatrix, x: Array) -> Array:
     return form.apply(face, A, A._vector(x, int(face == "product")))

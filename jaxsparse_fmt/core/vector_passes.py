@@ -18,7 +18,7 @@ from jax.interpreters import ad, batching, mlir
 
 from jaxsparse_fmt._dtypes import x64_enabled
 from jaxsparse_fmt._pytrees import pytree
-from jaxsparse_fmt._tracing import standard_promotion
+from jaxsparse_fmt._tracing import by_size, standard_promotion
 from jaxsparse_fmt._types import Array
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.kernels.backends import jax_versions, selection
@@ -46,7 +46,7 @@ def total(a: Number) -> Array:
     return jnp.sum(a.summands, axis=0) if isinstance(a, Parts) else a
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+@functools.partial(by_size, static_argnums=(0, 1, 2))
 def noise(n: int, dtype: Any, seed: int = 0, first: Array | int = 0) -> Array:
     """n pseudorandom numbers between −1 and 1, numbers `first` to `first` + n − 1 of the sequence of a seed.
 

@@ -17,7 +17,7 @@ from jax import Array, lax
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
-from jaxsparse_fmt._tracing import standard_promotion
+from jaxsparse_fmt._tracing import PROGRAMS, sizes, standard_promotion
 from jaxsparse_fmt.core import mesh_axes
 
 Leaves = tuple[Any, ...]
@@ -47,7 +47,7 @@ class Operation:
         operation = dataclasses.replace(self, tree=tree)
         # JAX keys a trace by the static operation, the types of the leaves and the ambient mesh, which a context sets.
         with jax.sharding.use_abstract_mesh(jax.sharding.get_abstract_mesh()):
-            traced = _jitted.trace(operation, *leaves)
+            traced = _jitted(operation, sizes(leaves)).trace(*leaves)
         out = linear_solve_p.bind(*leaves, operation=operation, program=traced.jaxpr)
         return jax.tree.unflatten(jax.tree.structure(traced.out_info), out)
 
@@ -78,9 +78,11 @@ class Operation:
         return None
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _jitted(operation: Operation, *leaves: Any) -> Any:
-    return operation.compute(jax.tree.unflatten(operation.tree, leaves))
+@functools.lru_cache(PROGRAMS)
+def _jitted(operation: Operation, sizes: Any) -> Any:
+    """The program of an operation on leaves of these sizes, compiled."""
+    del sizes
+    return jax.jit(lambda *leaves: operation.compute(jax.tree.unflatten(operation.tree, leaves)))
 
 
 class Mapped(Operation):

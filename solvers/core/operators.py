@@ -24,7 +24,7 @@ from solvers.core import structure
 from solvers.core.diagonal import Diagonal
 from solvers.core.vectors import times
 
-PROGRAMS = 64  # of users' functions, and compiled solvers for them, that are kept; the least recently used goes
+PROGRAMS = 64  # of users' functions that are kept; the least recently used goes
 
 
 @pytree

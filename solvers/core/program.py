@@ -17,11 +17,11 @@ import jax
 from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
-from jaxsparse_fmt._tracing import Parameters, Result, in_trace
+from jaxsparse_fmt._tracing import PROGRAMS, Parameters, Result, in_trace, sizes
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import Basis
 from jaxsparse_fmt.kernels.backends import jax_versions
-from solvers.core.operators import PROGRAMS, Function, UserFunction, traced
+from solvers.core.operators import Function, UserFunction, traced
 
 SHORTEST, LONGEST, PART = 1e-5, 5e-3, 1 / 50  # seconds of a pause, 0 if it is shorter; its part of the time so far
 
@@ -93,7 +93,7 @@ def _wait(a: Any) -> None:
     a.block_until_ready()  # raises the error of a program that failed
 
 
-jit = functools.lru_cache(maxsize=PROGRAMS)(lambda f, quick, *programs: compiled(f, quick))
+jit = functools.lru_cache(PROGRAMS)(lambda f, quick, *key: compiled(f, quick))  # what a callback holds goes, too
 
 _calls = False  # whether a solve calls the user now; another one inside such a call must not wait for it
 
@@ -130,7 +130,6 @@ class Entry:
           out: (static, v) -> how the result is sharded over explicit mesh axes, a prefix of PartitionSpecs.
         """
         self.body, self.examples, self.out = body, examples, out
-        self.plain, self.quick = compiled(self._on_any_axes, False), compiled(self._on_any_axes, True)
 
     def __call__(
         self, static: Any, maps: tuple[Any, ...], basis: Basis, v: Any, *others: Any, calls: bool = False
@@ -144,14 +143,14 @@ class Entry:
           others: pytrees of arrays.
           calls: whether the program calls the user: unless it is traced, the result returns after the last call.
         """
-        quick = not jax_versions.is_traced_here()
-        call = self.quick if quick else self.plain
         if UserFunction in map(type, maps):
             untraced, maps = maps, self._traced(static, maps, v)
             varied = mesh_axes.varying(v, (maps, others))
             if varied is not v:
                 v, maps = varied, self._traced(static, untraced, varied)
-            call = jit(self._on_any_axes, quick, *(f.program for f in maps if isinstance(f, Function)))
+        programs = [f.program for f in maps if isinstance(f, Function)]
+        quick = not jax_versions.is_traced_here()
+        call = jit(self._on_any_axes, quick, static, sizes(maps, v, others), *programs)
         if not calls or _calls or in_trace():
             return call(static, maps, basis, v, others)
         with _calling():

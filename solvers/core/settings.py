@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from jaxsparse_fmt.kernels.backends import jax_versions
 from solvers.core import arguments
 from solvers.core.iterate import Options
 from solvers.core.operators import UserFunction
@@ -155,8 +156,11 @@ def settled(settings: Any, given: Any, n: int, default: int, drop: float = 0.0) 
     values, arrays = operator.itemgetter(*CHECKED)(settings), len(jax.tree.leaves(settings["M"]))
     steps = steps_per_check(n, arguments.memory.device(given).platform, arrays, drop > 0)
     context = steps, jax.dtypes.canonicalize_dtype(float), _in_preconditioner.get()
-    # A number of norms is checked against the free memory each time.
-    is_plain = PLAIN.issuperset(map(type, (*values, drop))) and type(settings["history"]) is not int
+    reports = getattr(values[-1], "report", None) is not None
+    if reports and not jax_versions.is_traced_here():  # derivatives alone call it: no program keeps what it holds
+        values = *values[:-1], dataclasses.replace(values[-1], report=None)
+    # A number of norms is checked against the free memory each time, and what a report holds is not kept.
+    is_plain = PLAIN.issuperset(map(type, (*values, drop))) and type(settings["history"]) is not int and not reports
     options, adjoint, limits = (_settled_once if is_plain else _settled)(context, default, drop, *values)
     if (budget := settings.get("budget")) is not None:
         limits = limits._replace(budget=np.asarray(budget, np.float32))

@@ -2,6 +2,9 @@
 
 import dataclasses
 import functools
+import gc
+import types
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +12,10 @@ import numpy as np
 import pytest
 
 import jaxsparse_fmt as jsf
+from jaxsparse_fmt import _tracing
+from jaxsparse_fmt.core import matrix, vector_passes
 from jaxsparse_fmt.kernels.backends import jax_versions
-from solvers import cg, eigsh, gmres
+from solvers import Adjoint, cg, eigsh, factors, gmres
 from solvers.core import opaque, program
 from tests.process import printed
 from tests.solvers.core.test_structure import simplified_constants
@@ -185,3 +190,42 @@ def test_is_an_eager_solve_compiled_with_options_that_a_nested_jit_may_not_have(
     assert inside(1.0) == 1
     assert jax.grad(lambda x: x * jax_versions.is_traced_here())(1.0) == 1
     np.testing.assert_allclose(jax.jit(lambda: cg(SPARSE, B, maxiter=1).x)(), cg(SPARSE, B, maxiter=1).x, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["callback", "report", "report of a derivative"])
+def test_nothing_but_a_bounded_number_of_programs_keeps_what_a_users_function_closes_over(kind, monkeypatch):
+    for module, name in ((program, "jit"), (opaque, "_jitted")):
+        kept = getattr(module, name)
+        assert kept.cache_info().maxsize == _tracing.PROGRAMS
+        monkeypatch.setattr(module, name, functools.lru_cache(9)(kept.__wrapped__))
+
+    def solve():
+        held = Operator()
+        if kind == "callback":
+            cg(SPARSE, B, callback=lambda x: held)
+        elif kind == "report":
+            cg(SPARSE, B, adjoint=Adjoint(report=lambda *_: held))
+        else:
+            jax.grad(lambda b: cg(SPARSE, b, adjoint=Adjoint(report=lambda *_: held)).x.sum())(B)
+        return weakref.ref(held)
+
+    gone = solve()
+    if kind != "report":  # which no solve calls
+        monkeypatch.undo()
+    gc.collect()
+    assert gone() is None
+
+
+def test_programs_of_ever_new_sizes_do_not_pile_up(monkeypatch):
+    monkeypatch.setattr(_tracing, "PROGRAMS", 3)
+
+    def f(n, x):
+        return n * x
+
+    bounded = _tracing.by_size(f, static_argnums=0)
+    for n in range(1, 9):
+        assert bounded(n, np.ones(n)).sum() == n * n and bounded(n, np.ones(n)).sum() == n * n
+    gc.collect()
+    assert sum(isinstance(o, functools.partial) and o.func is f for o in gc.get_objects()) == 3
+    for of_the_library in (matrix._applied, vector_passes.noise, factors._applied):
+        assert isinstance(of_the_library, types.FunctionType)  # bounded so, which `jax.jit` makes none
