@@ -137,7 +137,7 @@ def _arrays(path: Path, *names: str) -> list[np.ndarray]:
     except Exception as error:
         others = "read a .mat by from_scipy(scipy.io.loadmat(path)[name]), a .mtx by read_mtx"
         raise ValueError(
-            f"{path}: it is no whole file of `save` ({error}); save the matrix anew, or {others}"
+            f"{path}: it is no whole file of `save` ({str(error)[:200]}); save the matrix anew, or {others}"
         ) from None
 
 

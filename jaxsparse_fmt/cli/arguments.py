@@ -53,11 +53,11 @@ def read_matrix(args: argparse.Namespace, progress: Progress) -> Csr:
 
 def _read_npz(path: str) -> Any:
     """A matrix of `save` or of `scipy.sparse.save_npz`."""
-    if zipfile.is_zipfile(regular(path)):
-        with zipfile.ZipFile(path) as file:
-            is_scipys = "format.npy" in file.namelist()
-        if is_scipys:
-            return _numeric(path, _loaded(scipy.sparse.load_npz, path, "file of scipy.sparse.save_npz"))
+    file, is_scipys = regular(path), False
+    with contextlib.suppress(Exception), zipfile.ZipFile(file) as members:  # `load` refuses what is damaged
+        is_scipys = "format.npy" in members.namelist()
+    if is_scipys:
+        return _numeric(path, _loaded(scipy.sparse.load_npz, path, "file of scipy.sparse.save_npz"))
     with jax.enable_x64(True):
         return saved.load(path).to_scipy()
 
@@ -81,7 +81,7 @@ def _loaded(load: Callable[[str], Any], path: str, kind: str) -> Any:
     except NotImplementedError:
         raise ValueError("a file of MATLAB 7.3, which is HDF5; write it in MATLAB by save -v7") from None
     except Exception as error:  # of whatever kind: SciPy checks little of a damaged file
-        raise ValueError(f"no whole {kind} ({error})") from error
+        raise ValueError(f"no whole {kind} ({str(error)[:200]})") from error
 
 
 def _numeric(path: str, S: Any) -> Any:

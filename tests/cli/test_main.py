@@ -195,6 +195,7 @@ def test_files_of_scipy_and_matlab_are_read(tmp_path, capsys):
         ("A.mat", b"MATLAB 5.0 MAT-file" + bytes(200), "no whole .mat file"),
         ("A.npz", "format.npy", "no whole file of scipy.sparse.save_npz"),
         ("A.npz", b"nothing", "A.npz: it is no whole file of `save`"),
+        ("A.npz", b"PK\5\6" + b"\1" * 16 + bytes(2), "no whole file of `save` (Bad offset"),
     ],
 )
 def test_a_file_without_one_matrix_is_refused(name, content, text, tmp_path, capsys):
