@@ -93,7 +93,7 @@ def _wait(a: Any) -> None:
     a.block_until_ready()  # raises the error of a program that failed
 
 
-jit = functools.lru_cache(PROGRAMS)(lambda f, quick, *key: compiled(f, quick))  # what a callback holds goes, too
+jit = functools.lru_cache(PROGRAMS)(lambda f, quick, *key: compiled(f, quick))
 
 _calls = False  # whether a solve calls the user now; another one inside such a call must not wait for it
 

@@ -192,26 +192,17 @@ def test_is_an_eager_solve_compiled_with_options_that_a_nested_jit_may_not_have(
     np.testing.assert_allclose(jax.jit(lambda: cg(SPARSE, B, maxiter=1).x)(), cg(SPARSE, B, maxiter=1).x, rtol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["callback", "report", "report of a derivative"])
-def test_nothing_but_a_bounded_number_of_programs_keeps_what_a_users_function_closes_over(kind, monkeypatch):
-    for module, name in ((program, "jit"), (opaque, "_jitted")):
-        kept = getattr(module, name)
-        assert kept.cache_info().maxsize == _tracing.PROGRAMS
-        monkeypatch.setattr(module, name, functools.lru_cache(9)(kept.__wrapped__))
-
+def test_a_solve_without_a_derivative_keeps_nothing_of_a_report():
     def solve():
         held = Operator()
-        if kind == "callback":
-            cg(SPARSE, B, callback=lambda x: held)
-        elif kind == "report":
-            cg(SPARSE, B, adjoint=Adjoint(report=lambda *_: held))
-        else:
-            jax.grad(lambda b: cg(SPARSE, b, adjoint=Adjoint(report=lambda *_: held)).x.sum())(B)
+
+        def report(*_):
+            assert held.scale == 1
+
+        cg(SPARSE, B, adjoint=Adjoint(report=report))
         return weakref.ref(held)
 
     gone = solve()
-    if kind != "report":  # which no solve calls
-        monkeypatch.undo()
     gc.collect()
     assert gone() is None
 
@@ -227,5 +218,6 @@ def test_programs_of_ever_new_sizes_do_not_pile_up(monkeypatch):
         assert bounded(n, np.ones(n)).sum() == n * n and bounded(n, np.ones(n)).sum() == n * n
     gc.collect()
     assert sum(isinstance(o, functools.partial) and o.func is f for o in gc.get_objects()) == 3
+    assert program.jit.cache_info().maxsize == opaque._jitted.cache_info().maxsize == 256
     for of_the_library in (matrix._applied, vector_passes.noise, factors._applied):
         assert isinstance(of_the_library, types.FunctionType)  # bounded so, which `jax.jit` makes none
