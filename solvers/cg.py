@@ -25,7 +25,7 @@ from solvers.core.scaling import Map, Product
 from solvers.core.settings import Settings, solver
 from solvers.core.solve import by_method
 from solvers.core.space import Space
-from solvers.core.stopping import RUNNING, Last, Now
+from solvers.core.stopping import RESTART, RUNNING, Last, Now
 from solvers.core.vectors import ratio, root
 from solvers.solution import Solution, Status
 
@@ -35,6 +35,7 @@ class Work(NamedTuple):
     r: Array  # [n] residual b − A·x by recursion
     p: Array  # [n] direction
     gamma: Array  # rᵀ·M·r
+    alpha: Array  # the last α; 0 before the first
 
 
 class Predicting(NamedTuple):
@@ -48,9 +49,9 @@ class Predicting(NamedTuple):
     r: Array
     z: Array | None  # [n] M·r by recursion; None without M
     d: Array  # [n] u·p, which is u·z + c·d of the last step
-    u: Array  # the last α
+    u: Array  # the last α; 1 before the first
     c: Array  # u·β / the α before
-    curvature: Array  # dᵀ·A·d of the last step
+    curvature: Array  # dᵀ·A·d of the last step; 0 before the first
     sums: tuple[Number, ...]  # rᵀ·r, and zᵀ·A·d of the last d; with M also rᵀ·z
 
     @property
@@ -67,7 +68,7 @@ def cg(
     one_reduction: bool = False,
     **settings: Unpack[Settings],
 ) -> Solution:
-    """Solves A·x = b for a symmetric (Hermitian) positive definite A.
+    """Solves A·x = b for a symmetric (Hermitian) definite A, positive or negative.
 
     Works inside jit, vmap and grad. Differentiable in b and in A's values to any order, by implicit differentiation:
     the derivative of a solve is a solve with the same A, M and rtol, and is NaN if either of the two fails. x has no
@@ -83,7 +84,7 @@ def cg(
         iterations and ends separately. With a function A, b is an array of any shape or a pytree of arrays: a single
         system, whose A and M are functions of such arrays. Use `jax.vmap` for several.
       x0: initial guess, of the shape of b; None: zero. Ignored if ‖b − A·x0‖ ≥ 1024·‖b‖.
-      M: an approximation of A⁻¹, positive definite: anything with `@`, a function r -> M·r, or the diagonal [n] of a
+      M: an approximation of A⁻¹, definite: anything with `@`, a function r -> M·r, or the diagonal [n] of a
         diagonal M.
       rtol, atol: stop when ‖b − A·x‖₂ ≤ max(rtol·‖b‖₂, atol), by the true residual. If rounding errors prevent that,
         as they often do in float32, a solve that stagnates at their level ends as ROUNDED, a success:
@@ -142,7 +143,7 @@ def _begun(space: Space, r: Array, squared: Array, z: Array, last: Last | None) 
     if last is not None:
         rest, is_kept = _rest(gamma, last.along)
         p = jnp.where(is_kept, last.p + rest.astype(r.dtype) * z, z)
-    return Work(jnp.zeros_like(r), r, p, gamma)
+    return Work(jnp.zeros_like(r), r, p, gamma, jnp.zeros_like(gamma))
 
 
 @one_kernel
@@ -163,7 +164,7 @@ def start_predicting(
     if not (always or (z is r and isinstance(A, Product) and space.sums_at_once(r))):
         return work
     # p is z + d with d = p − z in place of the direction of the step before, and u = c = 1.
-    x, r, p, gamma = work
+    x, r, p, gamma, _ = work
     one, (rr, rest, rz) = jnp.ones_like(gamma), space.sweep(FIRST, (), (r, z, A(p), p - z))[2]
     if z is r:
         return Predicting(x, r, None, p, one, one, jnp.zeros_like(one), (rr, rest))
@@ -177,38 +178,34 @@ def step(space: Space, A: Map, M: Map, work: Any, now: Now) -> tuple[Any, Now]:
     """
     if isinstance(work, Predicting):
         return step_predicting(space, A, M, work, now)
-    x, r, p, gamma = work
+    x, r, p, gamma, last_alpha = work
     q, (curvature,) = space.product_sums(A, p, DOT, p)
-    (r,), (curvature, minus_alpha, moves), (rr,) = space.sweep(DESCEND, (gamma, curvature, *now.numbers), (r, q))
+    numbers = gamma, last_alpha, curvature, *now.numbers
+    (r,), (_, alpha, ended, moves), (rr,) = space.sweep(DESCEND, numbers, (r, q))
     z = M(r)
     rz = rr if z is r else space.part(r, z)
-    numbers = gamma, curvature, minus_alpha, moves, rr, rz, now.k, now.code
-    (x, p), (gamma, k, norm, ended, *_), _ = space.sweep(TURN, numbers, (x, p, z))
-    return Work(x, r, p, gamma), now._replace(k=k, norm=norm, code=ended)
+    numbers = gamma, alpha, moves, rr, rz, now.k
+    (x, p), (gamma, k, norm, *_), _ = space.sweep(TURN, numbers, (x, p, z))
+    return Work(x, r, p, gamma, alpha), now._replace(k=k, norm=norm, code=ended)
 
 
-def _descend(gamma, curvature, *now):
-    alpha = jnp.where((gamma > 0) & (curvature > 0), gamma / curvature, 0)
-    alpha = jnp.where(Now(*now).active, alpha, -1)
-    return curvature, -alpha, _moves(alpha)
-
-
-def _moves(alpha):
-    """Whether a step is taken. An α of −1 means that the column is over; any other α that is refused, a failure."""
-    return (alpha > 0) & (alpha <= jnp.finfo(alpha.dtype).max)
+def _descend(gamma, last_alpha, curvature, *now):
+    then, alpha = Now(*now), jnp.where(curvature == 0, 0, gamma / curvature)
+    code = step_code(gamma, curvature, alpha, last_alpha)
+    moves = then.active & (code == RUNNING)
+    kept = jnp.where(moves, alpha, last_alpha)
+    return -kept, kept, jnp.where(then.active, code, then.code), moves
 
 
 def _descend_each(scalars, r, q):
-    _, minus_alpha, moves = scalars
+    minus_alpha, _, _, moves = scalars
     r = jnp.where(moves, r + minus_alpha * q, r)  # as x, so that a CPU compiles one kernel for both
     return (r,), ((r, r),)
 
 
-def _turn(gamma, curvature, minus_alpha, moves, rr, rz, k, ended):
-    alpha = -minus_alpha
-    ended = jnp.where(moves | (alpha < 0), ended, failure(gamma, curvature))
+def _turn(gamma, alpha, moves, rr, rz, k):
     # Without a step r is as it was, and so are rᵀ·r and rᵀ·M·r.
-    return rz, k + moves.astype(jnp.int32), root(rr), ended, alpha, rz / gamma, moves
+    return rz, k + moves.astype(jnp.int32), root(rr), alpha, rz / gamma, moves
 
 
 def _turn_each(scalars, x, p, z):
@@ -226,7 +223,7 @@ def step_predicting(space: Space, A: Map, M: Map, work: Predicting, now: Now) ->
     else:
         s, sums = space.product_sums(A, d, SUMS_OF_M, d, r)
         t = M(s)
-        numbers = *sums, space.part(s, t), *numbers
+        numbers = *sums, space.part(s, t), *numbers  # sᵀ·M·s shows the sign of M; z, a recursion, may not
         vectors, scalars, sums = space.sweep(ADVANCE_OF_M, numbers, (x, r, d, s, z, t))
     (x, r, d, *of_M), (u, c, curvature, k, norm, ended, *_) = vectors, scalars
     z = of_M[0] if of_M else None
@@ -235,11 +232,12 @@ def step_predicting(space: Space, A: Map, M: Map, work: Predicting, now: Now) ->
 
 def _advance(curvature, ss, u, c, before, rr, rest, *now):
     squares = rr, _z_dot_s(u, c, before, curvature, rest), ss
-    return _advanced(u, curvature, squares, squares, Now(*now))
+    return _advanced(u, curvature, before, squares, squares, Now(*now))
 
 
 def _advance_of_M(curvature, ss, rs, st, u, c, before, rr, rest, rz, *now):
-    return _advanced(u, curvature, (rr, rs, ss), (rz, _z_dot_s(u, c, before, curvature, rest), st), Now(*now))
+    of_M = rz, _z_dot_s(u, c, before, curvature, rest), st
+    return _advanced(u, curvature, before, (rr, rs, ss), of_M, Now(*now))
 
 
 def _z_dot_s(u, c, before, curvature, rest):
@@ -247,22 +245,32 @@ def _z_dot_s(u, c, before, curvature, rest):
     return (curvature - c * (u * rest + c * before)) / u
 
 
-def _advanced(u, curvature, squares, of_M, now):
+def _advanced(u, curvature, before, squares, of_M, now):
     """The scalars after the step, α, and whether the vectors move."""
     gamma = of_M[0]
-    alpha, moves = u * gamma / curvature, now.active & definite(gamma, curvature)
+    alpha = jnp.where(curvature == 0, 0, u * gamma / curvature)
+    code = step_code(gamma, curvature, alpha, jnp.abs(before))  # α in units of the last one is negative if that was not
+    opposite = jnp.where(gamma > 0, of_M[2], -of_M[2]) < 0
+    is_rounding = opposite & (alpha < 0) & (jnp.where(before > 0, curvature, -curvature) > 0)
+    code = jnp.where((code == RUNNING) & opposite, jnp.int32(Status.NOT_POSITIVE_DEFINITE), code)
+    code = jnp.where((before != 0) & is_rounding, jnp.int32(RESTART), code)
+    moves = now.active & (code == RUNNING)
     # The first unit may be far from α: then the squares of A·d lie beyond the dtype, and the method starts again.
     far = jnp.finfo(alpha.dtype).max ** 0.25
-    known = (alpha < far) & (alpha > 1 / far)
+    known = (jnp.abs(alpha) < far) & (jnp.abs(alpha) > 1 / far)
     squared = jnp.where(known, _predicted(alpha, *squares), squares[0])
-    c = jnp.where(known, alpha * (_predicted(alpha, *of_M) / gamma), 0)
-    then = now.after(root(squared), code(gamma, curvature))
+    c = jnp.where(known, alpha * _or_zero(_predicted(alpha, *of_M) / gamma), 0)
+    then = now.after(root(_or_zero(squared)), code)
     return jnp.where(moves, alpha * u, u), c, curvature, then.k, then.norm, then.code, alpha, moves
 
 
 def _predicted(alpha, rr, rs, ss):
-    """‖r − α·s‖², in some inner product; 0 if rounding makes it negative, after a step that took nearly all of r."""
-    squared = rr - alpha * (2 * rs - alpha * ss)
+    """‖r − α·s‖², in some inner product."""
+    return rr - alpha * (2 * rs - alpha * ss)
+
+
+def _or_zero(squared):
+    """0 for what rounding makes negative, after a step that took nearly all of r."""
     return jnp.where(squared < 0, 0, squared)
 
 
@@ -284,22 +292,17 @@ SUMS_OF_M = Pass(tuple, lambda _, s, d, r: ((), ((d, s), (s, s), (r, s))))
 ADVANCE_OF_M = Pass(_advance_of_M, _advance_each)
 
 
-def definite(gamma: Array, curvature: Array) -> Array:
-    """Whether rᵀ·M·r and pᵀ·A·p are positive and finite, as with a definite A and M."""
-    return (gamma > 0) & (curvature > 0) & (gamma + curvature <= jnp.finfo(gamma.dtype).max)
+def step_code(gamma: Array, curvature: Array, alpha: Array, last_alpha: Array) -> Array:
+    """RUNNING, or the Status of a step that must not be taken: α = rᵀ·M·r / pᵀ·A·p keeps its sign if A and M are definite.
 
-
-def failure(gamma: Array, curvature: Array) -> Array:
-    """The Status of a step that is not taken."""
-    is_negative = jnp.minimum(gamma, curvature) < 0
-    of_finite = jnp.where(is_negative, jnp.int32(Status.NOT_POSITIVE_DEFINITE), jnp.int32(Status.BREAKDOWN))
-    is_finite = jnp.abs(gamma + curvature) <= jnp.finfo(gamma.dtype).max
-    return jnp.where(is_finite, of_finite, jnp.int32(Status.NON_FINITE))
-
-
-def code(gamma: Array, curvature: Array) -> Array:
-    """RUNNING, or the Status of a step that is not taken."""
-    return jnp.where(definite(gamma, curvature), jnp.int32(RUNNING), failure(gamma, curvature))
+    The first step decides the sign. For −A the recurrences yield the same x, with −α for α.
+    """
+    turns = (jnp.minimum(alpha, last_alpha) < 0) & (jnp.maximum(alpha, last_alpha) > 0)
+    largest = jnp.finfo(alpha.dtype).max
+    refused = jnp.where(turns, jnp.int32(Status.NOT_POSITIVE_DEFINITE), jnp.int32(Status.BREAKDOWN))
+    refused = jnp.where(jnp.abs(gamma + curvature) <= largest, refused, jnp.int32(Status.NON_FINITE))
+    is_step = (jnp.abs(alpha) > 0) & (jnp.abs(alpha) <= largest)
+    return jnp.where(is_step & (refused == Status.BREAKDOWN), jnp.int32(RUNNING), refused)
 
 
 METHOD = Method(start_predicting, step, keeps=True, sums=lambda without_M: (SUMS, 1) if without_M else (DOT, 1))

@@ -9,21 +9,22 @@ from typing import Any, Unpack
 
 from jax import Array
 
-from solvers.cg import Work, code, start
+from solvers.cg import Work, start, step_code
 from solvers.core.iterate import Method, holding
 from solvers.core.scaling import Map
 from solvers.core.settings import Settings, solver
 from solvers.core.solve import by_method
 from solvers.core.space import Space
+from solvers.core.vectors import ratio
 from solvers.solution import Solution
 
 
 @solver()
 def fcg(A: Any, b: Any, x0: Any = None, **settings: Unpack[Settings]) -> Solution:
-    """Solves A·x = b for a symmetric (Hermitian) positive definite A with a preconditioner that may change.
+    """Solves A·x = b for a symmetric (Hermitian) definite A with a preconditioner that may change.
 
     Args:
-      M: an approximation of A⁻¹, roughly symmetric and positive definite; it may change from step to step and need not
+      M: an approximation of A⁻¹, roughly symmetric and definite; it may change from step to step and need not
         be linear: anything with `@`, or a function r -> M·r such as an inner solve.
 
     Other arguments, the `Solution` and the errors are those of `cg`.
@@ -36,15 +37,16 @@ def fcg(A: Any, b: Any, x0: Any = None, **settings: Unpack[Settings]) -> Solutio
 
 
 def step(space: Space, A: Map, M: Map, work: Work) -> tuple[Work, Array, Array]:
-    x, r, p, gamma = work
+    x, r, p, gamma, last_alpha = work
     q = A(p)
     curvature = space.dot(p, q)
-    alpha = gamma / curvature
+    alpha = ratio(gamma, curvature)
     x, r_new = x + alpha * p, r - alpha * q
     z = M(r_new)
     gamma_new = space.dot(r_new, z)
     beta = (gamma_new - space.dot(r, z)) / gamma
-    return Work(x, r_new, z + beta * p, gamma_new), space.norm(r_new), code(gamma, curvature)
+    code = step_code(gamma, curvature, alpha, last_alpha)
+    return Work(x, r_new, z + beta * p, gamma_new, alpha), space.norm(r_new), code
 
 
 METHOD = Method(start, holding(step), keeps=True)

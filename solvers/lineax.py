@@ -168,8 +168,6 @@ class _Solver(lx.AbstractLinearSolver):
         A = _flat(state, unravel, zero.dtype)
         if self.method is lsmr and is_function(A):
             A = A, _flat(lx.conj(state).transpose(), unravel_b, b.dtype)
-        if lx.is_negative_semidefinite(state) and self.method is not lsmr:
-            A, b = _negative(A), -b
         # What is not given is left to the method, which has its own defaults.
         given = ({} if y0 is None else {"x0": ravel_pytree(y0)[0]}) | ({} if M is None else {"M": M})
         if refused := given.keys() - inspect.signature(self.method).parameters:
@@ -208,8 +206,8 @@ class Krylov(_Solver):
 
     `direct` takes neither, nor `max_steps`, and needs a SparseOperator, whose entries it factors.
 
-    An operator tagged negative semidefinite is solved as −A·x = −b with a positive definite preconditioner, as lineax's
-    CG does. Krylov needs no tag; the status reports a matrix that does not suit the method.
+    An operator may be negative definite, with a preconditioner of either sign. Krylov needs no tag; the status reports a
+    matrix that does not suit the method.
 
     The solution's `stats` hold "num_steps", "max_steps", "residual_norm" (true), "history" if requested, and in
     "status" the `Status` as a number, more detailed than lineax's result.
@@ -281,11 +279,6 @@ def _flat(operator: Operator, unravel: Callable[[Array], Any], dtype: Any) -> An
     if isinstance(operator, SparseOperator):
         return operator.matrix
     return lambda v: ravel_pytree(operator.mv(unravel(v.astype(dtype))))[0]  # refine has narrower vectors for M
-
-
-def _negative(A: Any) -> Any:
-    """−A; a matrix keeps its format, at the cost of a copy of its values."""
-    return -A if hasattr(A, "__neg__") else lambda v: -(A @ v if hasattr(A, "__matmul__") else A(v))
 
 
 def _of_preconditioner(f: Callable[[Any], Any], options: dict[str, Any]) -> dict[str, Any]:

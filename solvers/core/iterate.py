@@ -55,6 +55,7 @@ class Method(NamedTuple):
       keeps: a restart may continue in the direction p of the work.
       least_squares: the method may end with LEAST_SQUARES, which is checked by the true residual.
       sums: (whether there is no M) -> the pass whose sums `step` needs with A·v, and the number of its other vectors.
+        Without M such a method takes r for M·r, and no square of a vector of its step depends on the size of A.
       unrolled: the steps of a trip of the inner loop, if that has several between two checks. A trip costs a GPU some
         µs, and each step in it 10 ms a kernel to compile: 1 if a step has dozens of kernels.
       whole: (system, whether A is transposed) -> x and how the solve ended, in place of the loop.
@@ -128,6 +129,7 @@ class System(NamedTuple):
     """A·x = b and the other inputs of the loop; a pytree if its maps are.
 
     Attributes:
+      M: None: no preconditioner; then a power of two, about 1 / ‖A‖, takes the place of one.
       b, x0: [n] or [n, k], which have entered the basis; x0 None starts from zero.
       inner: the A that the method multiplies with, in `Options.dtype`; M then takes vectors of that dtype too. None: A
         itself.
@@ -149,18 +151,23 @@ def run(space: Space, method: Method, options: Options, system: System) -> tuple
     A, M, b, x0, limits, inner, basis, _ = system
     budget = limits.budget
     narrow, multiplied = options.dtype or b.dtype, A if inner is None else inner
-    v = stopping.noise(space, b) if method.self_adjoint else None
-    Av = None if v is None else A(v)
-    unit = unit_of(space, b)
+    v = stopping.noise(space, b)
+    Av, unit = A(v), unit_of(space, b)
     b = b / unit
-    squared, of_A, probe = space.dot(b, b), None if Av is None else space.largest(Av), None
-    b_norm, tolerance, drop, scale, inverse = _numbers(narrow, squared, limits[:4], unit, of_A)
-    if v is not None and Av is not None:
-        probe = stopping.Probe(v, Av, scale, space.dot(inverse * Av, inverse * Av))
+    squared = space.dot(b, b)
+    sized = M is None and method.sums is None
+    of_A = space.largest(Av)
+    b_norm, tolerance, drop, scale, inverse, size = _numbers(narrow, sized, squared, limits[:4], unit, of_A)
+    probe = stopping.Probe(v, Av, scale, space.dot(inverse * Av, inverse * Av))
+    if method.least_squares and jnp.iscomplexobj(b):
+        probe = probe._replace(skew=inverse * jnp.abs(space.inner_product(v, Av).imag))
+    if M is None:
+        M = by_size(size)
     r, x = b, jnp.zeros_like(b)
     if x0 is not None:
         r, x, squared = unless_far(space, A, b, x0, unit, squared)
-    judge = stopping.Judge(space, method, options.dtype, A, M, b, unit, b_norm, tolerance, limits.maxiter, probe)
+    types = options.dtype, options.values
+    judge = stopping.Judge(space, method, *types, A, M, b, unit, b_norm, tolerance, limits.maxiter, probe)
     real = jnp.finfo(narrow).dtype
     # A refinement carries narrow vectors only, and computes many true residuals, each of which finds the best x.
     looks = inner is None and (method.iterate is x_of or method.least_squares)
@@ -223,7 +230,7 @@ def run(space: Space, method: Method, options: Options, system: System) -> tuple
     norms = jnp.full((options.history_length, *k.shape), -1, norm.dtype) if options.history_length else None
     last = Last(jnp.zeros_like(r, narrow), jnp.full_like(norm, jnp.inf)) if method.keeps else None
     pace = None if budget is None else Pace(k, norm.astype(real), norm.astype(real))
-    Ax_norm, best, goes_on = None if probe is None else jnp.zeros_like(norm), Best(x, norm, k), jnp.ones_like(k, bool)
+    Ax_norm, best, goes_on = jnp.zeros_like(norm), Best(x, norm, k), jnp.ones_like(k, bool)
     norms, code = recorded(norms, k, norm), jnp.full_like(k, RUNNING)
     outer = Outer(x, r, squared, k, code, norms, last, best, Ax_norm, pace, goes_on)
     outer = lax.while_loop(lambda outer: anyone(outer.goes_on), trip, mesh_axes.varying(outer, r))
@@ -231,26 +238,35 @@ def run(space: Space, method: Method, options: Options, system: System) -> tuple
     # If the recursion was wrong, the best x may be worse than that at which the solve failed, or even than the start.
     takes_best, takes_start, least = _least(outer.code, outer.squared, outer.best.norm, norm)
     found = jnp.where(takes_start, x, jnp.where(takes_best, outer.best.x, outer.x))
-    code, Ax_norm = diagnosed(judge, outer, found, least)
+    code = diagnosed(judge, outer, found, least)
     if options.dtype is not None:  # a start that is not finite is no fault of the narrow type
         was_lost = stopping.is_failure(outer.code) & ~jnp.isfinite(norm)
         code = jnp.where(was_lost, jnp.int32(Status.NON_FINITE), code)
     norms = outer.norms if outer.norms is None else jnp.where(outer.norms < 0, outer.norms, outer.norms * unit)
-    return found * unit, End(outer.k, least * unit, code, norms, Ax_norm * unit, b_norm * unit)
+    return found * unit, End(outer.k, least * unit, code, norms, outer.Ax_norm * unit, b_norm * unit)
 
 
-@functools.partial(one_kernel, statics=1)
-def _numbers(narrow: Any, squared: Array, limits: Any, unit: Array, of_A: Array | None) -> tuple[Any, ...]:
-    """‖b‖, the tolerance, the drop, and a power of two about the size of A with its inverse."""
+@functools.partial(one_kernel, statics=2)
+def _numbers(narrow: Any, sized: bool, squared: Array, limits: Any, unit: Array, of_A: Array) -> tuple[Any, ...]:
+    """‖b‖, the tolerance, the drop, a power of two about the size of A, its inverse, and that for `by_size`."""
     rtol, atol, _, drop = limits
     b_norm = jnp.sqrt(squared)
     tolerance = jnp.maximum(rtol * b_norm, atol / unit).astype(b_norm.dtype)
     tolerance = jnp.minimum(tolerance, jnp.finfo(tolerance.dtype).max)  # which no infinite residual meets
     drop = jnp.maximum(drop, jnp.finfo(narrow).eps / 16)  # a recursion that fell by more is rounding
-    if of_A is None:
-        return b_norm, tolerance, drop, None, None
     exponent = exponent_of(of_A)
-    return b_norm, tolerance, drop, *(power_of_two(e, b_norm.dtype) for e in (exponent, -exponent))
+    scales = (power_of_two(e, b_norm.dtype) for e in (exponent, -exponent))
+    return b_norm, tolerance, drop, *scales, inverse_size(of_A.astype(jnp.finfo(narrow).dtype)) if sized else None
+
+
+def inverse_size(of_A: Array) -> Array:
+    """The even power of two about 1 / `of_A`: its root is one too, so that minres rounds alike for all sizes of A."""
+    return power_of_two(-(exponent_of(of_A) >> 1 << 1), of_A.dtype)
+
+
+def by_size(inverse: Array | None) -> Map:
+    """In place of a preconditioner: then no square of a vector over- or underflows because A is large or small."""
+    return lambda r: r if inverse is None else inverse * r
 
 
 @functools.partial(one_kernel, statics=1)

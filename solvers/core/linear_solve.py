@@ -126,11 +126,11 @@ def _run(method: Method, options: Options, system: System, is_transposed: bool) 
     def run(space: Space, system: System) -> tuple[Array, End]:
         like, sums = system.b, method.sums and method.sums(system.M is None)
         narrow = like if options.dtype is None else mesh_axes.shaped_like(like, options.dtype)
-        A, M = product(system.A, like.dtype, sums), product(system.M, narrow.dtype)
+        A, M = product(system.A, like.dtype, sums), None if system.M is None else product(system.M, narrow.dtype)
         inner = None if system.inner is None else product(system.inner, narrow.dtype, sums)
         if is_transposed:
             A, inner = transposed(A, like), None if inner is None else transposed(inner, narrow)
-            M = M if system.M is None else transposed(M, narrow)
+            M = None if M is None else transposed(M, narrow)
         return iterate.run(space, method, options, system._replace(A=A, M=M, inner=inner))
 
     basis: Any = system.basis
@@ -158,9 +158,7 @@ def _in_pieces(options: Options, basis: Any, system: System) -> System | None:
 
 
 def product(A: Any, dtype: Any, sums: tuple[Pass, int] | None = None) -> Map:
-    """v -> A·v in `dtype`, the identity for an A of None; with `sums` a `Product`, if A computes sums too."""
-    if A is None:
-        return lambda v: v
+    """v -> A·v in `dtype`; with `sums` a `Product`, if A computes sums too."""
 
     def apply(v: Array) -> Array:
         return (A @ v).astype(dtype)

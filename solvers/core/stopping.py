@@ -98,7 +98,7 @@ class Outer(NamedTuple):
     norms: Any
     last: Any  # a `Last`, if the method keeps its direction
     best: Best
-    Ax_norm: Any  # ‖A‖·‖x‖ from below, of a self-adjoint method
+    Ax_norm: Array  # ‖A‖·‖x‖ from below
     pace: Any
     goes_on: Array  # whether it is RUNNING, or the best x is still to be judged
 
@@ -110,7 +110,7 @@ class End(NamedTuple):
     norm: Array  # true residual norm
     code: Array
     norms: Any
-    Ax_norm: Any = None  # ‖A‖·‖x‖ from below, of a self-adjoint method or a failure
+    Ax_norm: Any = None  # ‖A‖·‖x‖ from below
     b_norm: Any = None
 
 
@@ -163,26 +163,27 @@ def recorded(norms: Any, k: Array, value: Array) -> Any:
 
 
 class Probe(NamedTuple):
-    """A pseudorandom vector v and A·v, by which a failure of a self-adjoint method is examined."""
+    """A pseudorandom vector v and A·v, which show the size of A, and whether A is self-adjoint."""
 
     v: Array
     Av: Array
     scale: Array  # a power of two about the largest |A·v|: the square of scale·x lies in the dtype
     squared: Array  # ‖A·v / scale‖²
+    skew: Any = None  # |Im vᴴ·A·v| / scale, 0 of a Hermitian A; None where no look asks for it
 
 
 class Judge(NamedTuple):
     """A·x = b in the scale of the loop, and what a solve of it is judged by.
 
     Attributes:
-      narrow: dtype of a refinement's inner vectors; None: no refinement.
+      narrow, values: dtypes of a refinement's inner vectors and matrix; None: no refinement.
       unit: a power of two; b is the user's over it.
-      probe: for a self-adjoint method; else None.
     """
 
     space: Space
     method: Any
     narrow: Any
+    values: Any
     A: Map
     M: Map
     b: Array
@@ -190,7 +191,7 @@ class Judge(NamedTuple):
     b_norm: Array
     tolerance: Array
     maxiter: Array
-    probe: Probe | None = None
+    probe: Probe
 
 
 def noise(space: Space, like: Array) -> Array:
@@ -232,13 +233,14 @@ def looked(judge: Judge, loop: Loop, x: Array, now: Now) -> Loop:
     if judge.method.least_squares:
         seen = now.active & is_stuck(judge.method, now, best)
         norm = once_if(seen, lambda _, x: judge.space.norm(judge.b - judge.A(x)), norm, x)
-    is_better, best, code, runs = _after_look(judge.method, now, best, norm)
+    skew = None if judge.probe.skew is None else (judge.probe.skew, judge.probe.squared)
+    is_better, best, code, runs = _after_look(judge.method, now, best, norm, skew)
     x = jnp.where(is_better, x, loop.best.x)
     return loop._replace(best=best._replace(x=x), code=code, runs=runs)
 
 
 @functools.partial(one_kernel, statics=1)
-def _after_look(method: Any, now: Now, best: Best, norm: Array) -> tuple[Array, Best, Array, Array]:
+def _after_look(method: Any, now: Now, best: Best, norm: Array, skew: Any) -> tuple[Array, Best, Array, Array]:
     """Whether x, of this residual norm, is better than the best x; the better one; the code; whether that runs."""
     reason = jnp.where(has_blown_up(now, best), jnp.int32(Status.DIVERGED), jnp.int32(WAITING))
     if method.least_squares:
@@ -246,6 +248,8 @@ def _after_look(method: Any, now: Now, best: Best, norm: Array) -> tuple[Array, 
         is_better = is_new & (norm < best.norm)
         # The recursion is wrong, or the residual grows, which with a symmetric A only an M can cause.
         ends = is_new & ~(norm <= 2 * jnp.minimum(now.norm, best.norm))
+        if skew is not None:
+            ends |= is_new & (norm > 0.5 * best.norm) & (skew[0] > 100 * jnp.finfo(norm.dtype).eps * jnp.sqrt(skew[1]))
     else:
         is_better = is_new = norm <= BETTER * best.norm
     best = Best(None, jnp.where(is_better, norm, best.norm), jnp.where(is_new, now.k, best.k))
@@ -266,18 +270,21 @@ def judged(judge: Judge, x: Array, loop: Loop, outer: Outer, before: Array, is_n
     x = jnp.where(jnp.isfinite(scaled), scaled, 0) / judge.unit
     Ax = judge.A(x)
     r = judge.b - Ax
-    scale = 1 if probe is None else probe.scale  # which keeps A·x in range
+    scale = probe.scale  # which keeps A·x in range
+    refines = judge.narrow is not None
     pairs = {"r": (r, r), "x": (scale * x,) * 2, "lost": (scale * (unscaled - x),) * 2}
     if p is not None:
         pairs["along"] = r, p
-    if probe is not None:
+    if judge.method.self_adjoint:
         pairs |= {"vAx": (probe.v, Ax), "Avx": (probe.Av, x)}  # equal if A is self-adjoint
     sums = dict(zip(pairs, judge.space.sum(*(inner_product(*pair) for pair in pairs.values())), strict=True))
-    limits = judge.b_norm, judge.tolerance, judge.maxiter, None if probe is None else probe.squared
+    limits = judge.b_norm, judge.tolerance, judge.maxiter, probe.squared
     now, best = Now(loop.k, loop.norm, loop.code), loop.best._replace(x=None)
-    start, refines = (before, outer.k, is_new), judge.narrow is not None
+    start = before, outer.k, is_new
     takes, best, code, along, Ax_norm, goes_on = _verdict(judge.method, refines, sums, limits, now, best, start)
     best = best._replace(x=jnp.where(takes, jnp.where(is_new, x, outer.x), loop.best.x))
+    if p is not None and refines:
+        p = jnp.where(is_new, p, outer.last.p)  # at which the method failed
     last = None if p is None else Last(p, along)
     return Outer(x, r, sums["r"].real, loop.k, code, loop.norms, last, best, Ax_norm, loop.pace, goes_on)
 
@@ -290,9 +297,8 @@ def _verdict(method: Any, refines: bool, sums: dict[str, Array], limits: Any, no
     x_squared, lost = sums["x"].real, sums["lost"].real
     code, claimed, norm, eps = now.code, now.norm, jnp.sqrt(sums["r"].real), jnp.finfo(before.dtype).eps
     is_lost = ~(lost <= eps**2 * x_squared)
-    asymmetric, Ax_norm = False, None
-    if Av_squared is not None:
-        Ax_norm = jnp.sqrt(x_squared) * jnp.sqrt(Av_squared)
+    asymmetric, Ax_norm = False, jnp.sqrt(x_squared) * jnp.sqrt(Av_squared)
+    if method.self_adjoint:
         asymmetric = jnp.abs(sums["vAx"] - sums["Avx"]) > 100 * eps * (2 * b_norm + norm + Ax_norm)
     if method.keeps or method.least_squares:
         waits = (code == WAITING) & (norm <= 2 * claimed)
@@ -312,11 +318,16 @@ def _verdict(method: Any, refines: bool, sums: dict[str, Array], limits: Any, no
         (goes_on & ~is_lost, RUNNING),
         otherwise=Status.STAGNATION,
     )
-    if Ax_norm is not None:
+    # x is infinite, or so long that rounding alone leaves a residual longer than b: it follows a null vector.
+    runs_away = (eps * Ax_norm > b_norm) | ~jnp.isfinite(lost)
+    runs_away &= jnp.isfinite(claimed + Av_squared + b_norm)
+    runs_away &= (code == RUNNING) | (code == Status.MAXITER) | (code == Status.NON_FINITE)
+    code = jnp.where(runs_away, jnp.int32(Status.DIVERGED), code)
+    if method.self_adjoint:
         is_cause = asymmetric & (code > 0) & (code != Status.NON_FINITE)
         code = jnp.where(is_cause, jnp.int32(Status.NOT_SYMMETRIC), code)
-        accurate = is_rounding(code, norm, Ax_norm, b_norm, tolerance)
-        code = jnp.where(accurate, jnp.int32(Status.ROUNDED), code)
+    accurate = is_rounding(code, norm, Ax_norm, b_norm, tolerance)
+    code = jnp.where(accurate, jnp.int32(Status.ROUNDED), code)
     is_cause = (code == Status.STAGNATION) & is_lost
     if method.least_squares:
         is_cause |= (code == Status.LEAST_SQUARES) & ~(lost <= 0.01 * x_squared)

@@ -11,11 +11,11 @@ from jax import Array, lax
 from jax.core import Tracer
 
 from solvers.core import arguments
-from solvers.core.iterate import Method, Options, System, chosen
+from solvers.core.iterate import Method, Options, System, by_size, chosen, inverse_size
 from solvers.core.linear_solve import product
 from solvers.core.scaling import scaled
 from solvers.core.space import Space
-from solvers.core.stopping import FULL, RESTART, RUNNING, End, Now, status_of
+from solvers.core.stopping import FULL, RESTART, RUNNING, End, Now, noise, status_of
 from solvers.solution import Status
 
 
@@ -37,7 +37,11 @@ def run(space: Space, method: Method, options: Options, steps: int, system: Syst
     The method starts again only if its own codes require that; the true residual is computed once, at the end.
     """
     b, x0, limits = system.b, system.x0, system.limits
-    A, M = product(system.A, b.dtype), product(system.M, b.dtype)
+    A = product(system.A, b.dtype)
+    if system.M is not None:
+        M = product(system.M, b.dtype)
+    else:
+        M = by_size(None if method.sums else inverse_size(lax.stop_gradient(space.largest(A(noise(space, b))))))
     r, x = b, jnp.zeros_like(b)
     if x0 is not None:
         r, x = b - A(x0), x0

@@ -46,6 +46,7 @@ SYSTEMS = {
     "zeros": System(0 * DEFINITE),
     "ones": System(np.ones((N, N)), rtol=1e-6),
     "negative": System(-DEFINITE),
+    "mixed": System(rotated(np.geomspace(1, 30, N) * (-1.0) ** np.arange(N))),
     "triangle": System(np.eye(N) + 5 * np.triu(SHIFTED, 1)),
     "Neumann": System(neumann(N).toarray(), np.ones(N), 1e-8),
     "NaN in A": System(DEFINITE + np.diag(NAN)),
@@ -59,8 +60,12 @@ OF_GMRES = {
     "BREAKDOWN": "zeros",
     "NON_FINITE": "NaN in A, NaN in b",
 }
-OF_CG = OF_GMRES | {"CONVERGED": "definite", "NOT_POSITIVE_DEFINITE": "negative", "NOT_SYMMETRIC": "triangle"}
-OF_MINRES = OF_GMRES | {"CONVERGED": "definite, negative", "BREAKDOWN": "", "LEAST_SQUARES": "zeros, Neumann"}
+OF_CG = OF_GMRES | {
+    "CONVERGED": "definite, negative",
+    "NOT_POSITIVE_DEFINITE": "mixed",
+    "NOT_SYMMETRIC": "triangle",
+}
+OF_MINRES = OF_GMRES | {"CONVERGED": "definite, negative, mixed", "BREAKDOWN": "", "LEAST_SQUARES": "zeros, Neumann"}
 OF_LSMR = OF_GMRES | {"STAGNATION": "", "BREAKDOWN": "", "OUT_OF_RANGE": "tiny"}
 OF_DIRECT = {
     "CONVERGED": "definite, general",
@@ -68,7 +73,7 @@ OF_DIRECT = {
     "NON_FINITE": "NaN in A, NaN in b",
     "OUT_OF_RANGE": "tiny",
 }
-OF_CHOLMOD = OF_DIRECT | {"CONVERGED": "definite", "SINGULAR": "", "NOT_POSITIVE_DEFINITE": "zeros, negative"}
+OF_CHOLMOD = OF_DIRECT | {"CONVERGED": "definite", "SINGULAR": "", "NOT_POSITIVE_DEFINITE": "zeros, negative, mixed"}
 
 
 class Case(NamedTuple):

@@ -1,5 +1,7 @@
 """Conjugate gradients: the answer, the count, the status, the loop, and the derivatives."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,7 @@ import scipy.sparse.linalg as spla
 import jaxsparse_fmt as jsf
 from solvers import Status, bicgstab, cg, fcg, precond
 from tests.lowering import equations
+from tests.marks import few
 from tests.solvers.methods import N, matrix, neumann
 from tests.solvers.real import each_file, is_hermitian_with_positive_diagonal
 
@@ -21,10 +24,25 @@ def system(seed: int = 0, format: str = "csr", dtype=np.float64):
     return S, jsf.from_scipy(S, format), jnp.asarray(b.astype(dtype))
 
 
-def test_the_derivative_of_a_failed_solve_is_nan_and_not_zero():
+@pytest.mark.parametrize("solver", few([cg, functools.partial(cg, one_reduction=True), fcg], 2))
+def test_is_a_negative_definite_system_solved_in_the_steps_of_its_negative(solver):
     _, A, b = system()
-    gradient = jax.grad(lambda d: cg(A.with_data(d), b).x.sum())(-A.data)
-    assert np.all(np.isnan(gradient))
+    inverse = 1 / A.diagonal()
+
+    @jax.jit
+    def solved(data, M):
+        def total(data):
+            sol = solver(A.with_data(data), b, M=M)
+            return jnp.sum(sol.x), sol
+
+        return jax.grad(total, has_aux=True)(data)
+
+    for M in (np.ones(N), inverse):
+        (gradient, want), (same, sol), (_, of_M) = solved(A.data, M), solved(-A.data, M), solved(-A.data, -M)
+        assert int(sol.code) == int(of_M.code) == Status.CONVERGED and int(sol.n_iterations) == int(want.n_iterations)
+        np.testing.assert_array_equal(sol.x, -want.x)
+        np.testing.assert_array_equal(of_M.x, -want.x)
+        np.testing.assert_array_equal(same, gradient)  # x is odd in the values of A
 
 
 def test_atol_stops_where_rtol_would_go_on():

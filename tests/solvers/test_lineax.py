@@ -168,6 +168,11 @@ def test_a_narrow_inner_method_takes_their_wide_preconditioner():
     assert_near(lx.linear_solve(SparseOperator(stored(DEFINITE)), B, solver, options=options).value, EXACT, 1e-9)
 
 
+def indefinite(A):
+    row, col = DEFINITE.nonzero()
+    return A.with_data(np.where((row == col) & (row % 2 == 0), -1, 1) * A.data)
+
+
 def unsymmetric(A):
     row, col = DEFINITE.nonzero()
     return A.with_data(A.data + np.where(row < col, 3.0, 0.0))
@@ -177,14 +182,14 @@ def unsymmetric(A):
     ("change", "status", "result"),
     few(
         [
-            (lambda A: -A, Status.NOT_POSITIVE_DEFINITE, "breakdown"),
+            (indefinite, Status.NOT_POSITIVE_DEFINITE, "breakdown"),
             (unsymmetric, Status.NOT_SYMMETRIC, "breakdown"),
             (lambda A: 0 * A, Status.BREAKDOWN, "breakdown"),
             (lambda A: A * jnp.nan, Status.NON_FINITE, "nonfinite_input"),
         ],
         1,
     ),
-    ids=["negative", "unsymmetric", "zero", "nan"],
+    ids=["indefinite", "unsymmetric", "zero", "nan"],
 )
 def test_what_cannot_be_solved_has_a_result_and_our_status(change, status, result):
     solution = lx.linear_solve(SparseOperator(change(stored(DEFINITE))), B, OURS, throw=False)

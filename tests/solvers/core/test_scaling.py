@@ -5,6 +5,7 @@ systems; the quick tier takes about fifty, of two methods.
 """
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 import jaxsparse_fmt as jsf
-from solvers import Status, bicgstab, cg, gmres, idrs, minres, precond
+from solvers import Status, bicgstab, cg, fcg, gmres, idrs, minres
 from tests.marks import deep, few
 from tests.solvers.methods import CASES, REFINED, Case, N, right_hand_side
 
@@ -169,15 +170,24 @@ def test_is_x0_used_at_any_scale(dtype, of_A, of_b):
         np.testing.assert_allclose(far.x, left * x0, rtol=4 * np.finfo(dtype).eps)
 
 
-@pytest.mark.parametrize("solver", [minres, gmres, bicgstab, idrs])
-@pytest.mark.parametrize("scale", [1e25, 1e-25])
-def test_jacobi_solves_where_squares_of_A_leave_the_range_and_their_overflow_says_so(solver, scale):
-    A = jsf.from_scipy((scale * jsf.gallery.poisson(3)).astype(np.float32))
-    b = np.ones(A.shape[0], np.float32)
-    if scale > 1:
-        sol = solver(A, b)
-        assert sol.status is Status.NON_FINITE and "precond.jacobi(A)" in sol.status.message
-    assert solver(A, b, M=precond.jacobi(A)).status is Status.CONVERGED
+@pytest.mark.parametrize(
+    ("solver", "dtype"), few([(s, t) for s, t in itertools.product((fcg, minres, gmres, bicgstab, idrs), "dF")], 3)
+)
+def test_does_a_power_of_two_times_A_change_no_digit_of_x(solver, dtype):
+    """Squares of A's numbers leave the range of the dtype. An M that fits A does as well as none."""
+    S, e = jsf.gallery.poisson(3), 0.7 * np.finfo(dtype).maxexp // 1
+    b, A = np.cos(np.arange(27) ** 2).astype(dtype), jsf.from_scipy(S, "csr", dtype)
+    solve = jax.jit(lambda f, M: solver(A.with_data(f * A.data), b, M=M))
+    for M in (None, A.diagonal() ** -1):
+        want = solve(1.0, M)
+        assert want.code == Status.CONVERGED
+        for f in (2.0 ** (e - 1), 2.0**-e):
+            sol = solve(f, None if M is None else M / f)
+            assert sol.code == Status.CONVERGED and sol.n_iterations == want.n_iterations
+            np.testing.assert_allclose(f * sol.x, want.x, rtol=0 if M is None else 1e-4)
+    steps = jax.jit(lambda f: minres(A.with_data(f * A.data), b, maxiter=3, adjoint="unrolled").x)
+    if solver is minres:
+        np.testing.assert_array_equal(2.0**-e * steps(2.0**-e), steps(1.0))
 
 
 def test_do_denormal_numbers_of_b_count_as_zeros():
