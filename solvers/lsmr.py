@@ -31,7 +31,7 @@ from solvers.core.scaling import Map, scaled
 from solvers.core.settings import Settings, settled, solver
 from solvers.core.space import exponent, largest, length, norm
 from solvers.core.stopping import RUNNING, Limits, Loop, is_rounding, recorded, status_of
-from solvers.core.vectors import adjoint_product, dot, ratio
+from solvers.core.vectors import adjoint_product, dot, once_if, ratio
 from solvers.least_squares import LeastSquares, Maps, two_sided
 from solvers.solution import Solution, Status
 
@@ -271,12 +271,12 @@ def _run(options: Options, system: System, inside: bool, rtol_normal: Any = None
             if options.callback is not None:
                 iterate.show(options.callback, moves, scaled(state.x + work.x, out))
             norms = recorded(loop.norms, jnp.where(moves, k, -1), work.s_norm)
-            return Loop(work, k, work.s_norm, code, norms)
+            return Loop(work, k, work.r_norm, code, norms)
 
         norms = recorded(state.norms, jnp.where(state.k == 0, 0, -1), s_norm)
-        loop = Loop(work, state.k, s_norm, code, norms)
+        loop = Loop(work, state.k, work.r_norm, code, norms)
         # One step a trip, as in `Method.unrolled`: it has two products and about 60 scalars.
-        unit = scaled(jnp.ones_like(b_norm), e_b + e_A)
+        unit = scaled(ratio(r_norm, work.r_norm), e_b)  # an M of rows measures r in a norm of its own
         several = iterate.steps(advance, options, unit, unroll=1)
         loop = lax.while_loop(lambda loop: jnp.any(goes_on(loop)), several, mesh_axes.varying(loop, loop))
         x = state.x + jnp.where(code == RUNNING, loop.work.x, 0)
@@ -294,13 +294,22 @@ def _run(options: Options, system: System, inside: bool, rtol_normal: Any = None
     sound = (state.code == Status.STAGNATION) & (state.s_norm <= state.A_norm * rounding)
     x = scaled(state.x, out)
     x, finite = jnp.where(jnp.isfinite(x), x, 0), jnp.all(jnp.isfinite(state.x), axis=0)
-    lost = state.A_norm * norm(scaled(x, -out) - state.x) > jnp.maximum(tolerance, relative * state.r_norm)
+    held = scaled(x, -out)
+    # The residual is that of the x returned, where the dtype does not hold all of it.
+    r, s_norm = once_if(jnp.any(held != state.x, axis=0), lambda _, v: _residuals(A, b, v), (state.r, state.s_norm), held)
+    lost = state.A_norm * norm(held - state.x) > jnp.maximum(tolerance, relative * state.r_norm)
     rounded = is_rounding(state.code, state.r_norm, state.A_norm * norm(state.x), b_norm, tolerance)
     causes = (~finite, Status.NON_FINITE), (lost, Status.OUT_OF_RANGE), (rounded, Status.ROUNDED)
     code = status_of(*causes, (finite, state.code))
     norms = jnp.where(state.norms < 0, state.norms, scaled(state.norms, e_b + e_A))
-    sound, normal = sound | (code == Status.CONVERGED), scaled(state.s_norm, e_b + e_A)
-    return x, Ending(state.k, scaled(state.r, e_b), normal, code, norms, sound, consistent)
+    sound, normal = sound | (code == Status.CONVERGED), scaled(s_norm, e_b + e_A)
+    return x, Ending(state.k, scaled(r, e_b), normal, code, norms, sound, consistent)
+
+
+def _residuals(A: Maps, b: Array, x: Array) -> tuple[Array, Array]:
+    """b − A·x, and the norm of Aᴴ times that."""
+    r = b - A.apply(x)
+    return r, norm(A.adjoint(r))
 
 
 def _start(A: Maps, E: Map, N: Map, r: Array, A_norm: Array, s: Array | None) -> Work:

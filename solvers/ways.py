@@ -117,8 +117,8 @@ class Trial(NamedTuple):
         return DEARER * self.seconds if self.taken else self.seconds + PROGRAM * (self.way.method in METHODS)
 
     def __str__(self) -> str:
-        known = not (math.isnan(self.seconds) or self.is_floor)
-        return f"{self.way.name} ({self.way.why}{f'; about {self.seconds:.1g} s' if known else ''})"
+        about = "" if math.isnan(self.seconds) or self.is_floor else f"; about {float(f'{self.seconds:.1g}'):g} s"
+        return f"{self.way.name} ({self.way.why}{about})"
 
 
 def estimate(way: Way, facts: Facts, counts: bool = False) -> Trial:

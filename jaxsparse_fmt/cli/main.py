@@ -9,7 +9,8 @@ import contextlib
 import importlib
 import re
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -43,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     command = importlib.import_module(f"jaxsparse_fmt.cli.{'plots' if args.command == 'plot' else args.command}")
     try:
         _keep_programs()
-        with Progress() as progress:
+        with Progress() as progress, _warnings_as_lines(progress):
             done = command.run(args, progress)
         is_taken = vars(args).get("out") == "-"  # standard output, by the command
         with contextlib.redirect_stdout(sys.stderr) if is_taken else contextlib.nullcontext():
@@ -62,6 +63,19 @@ def run(args: argparse.Namespace) -> int:
             raise  # a fault of the library
         process.complain(_out_of_memory(args, error))
         return 2
+
+
+@contextlib.contextmanager
+def _warnings_as_lines(progress: Progress) -> Iterator[None]:
+    """A context in which a warning is a line of the command, without the place in the code that gave it."""
+
+    def show(message: Any, *_: Any, **__: Any) -> None:
+        progress.clear()
+        process.complain(_in_options(str(message)))
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
 
 
 def _in_options(text: str) -> str:

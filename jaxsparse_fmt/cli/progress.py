@@ -62,15 +62,20 @@ def _write(text: str) -> None:
         print(end=text, file=sys.stderr, flush=True)
 
 
-def residuals(show: Callable[[str, float], None], start: float, target: float) -> Callable[[int, float], None]:
+def residuals(
+    show: Callable[[str, float], None], start: float, target: float, least: bool = False
+) -> Callable[[int, float], None]:
     """A solver's `progress` callback that shows iterations, residual, and the fraction of the decades gained of those
     between two residual norms, before the first iteration and at the end.
+
+    Args:
+      least: the solve also ends at the least residual, which may be larger.
     """
     decades = math.log(start) - math.log(target) if 0 < target < start < math.inf else 0.0
 
     def progress(iterations: int, norm: float) -> None:
         gained = (math.log(start) - math.log(norm)) / decades if decades > 0 and 0 < norm < math.inf else 0.0
-        text = f"iteration {iterations:,}, residual {norm:.2e}, going to {target:.2e}"
+        text = f"iteration {iterations:,}, residual {norm:.2e}, going to {target:.2e}{' or the least' * least}"
         show(text, min(max(gained, 0.0), 0.999))
 
     return progress

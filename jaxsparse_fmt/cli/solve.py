@@ -43,7 +43,7 @@ def run(args: argparse.Namespace, progress: Progress) -> tables.Done:
         "atol": args.atol,
         "maxiter": args.maxiter,
         "history": bool(args.plot),
-        "progress": residuals(progress.show, b_norm, max(args.rtol * b_norm, args.atol)),
+        "progress": residuals(progress.show, b_norm, max(args.rtol * b_norm, args.atol), args.method == "lsmr"),
     }
     dtype = arguments.dtype_of(args, np.result_type(S, b) if x0 is None else np.result_type(S, b, x0))
     with arguments.word_length(dtype):

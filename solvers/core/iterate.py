@@ -133,7 +133,7 @@ class System(NamedTuple):
       b, x0: [n] or [n, k], which have entered the basis; x0 None starts from zero.
       inner: the A that the method multiplies with, in `Options.dtype`; M then takes vectors of that dtype too. None: A
         itself.
-      failed: of a system that gives a derivative of a solve: whether that solve failed, by column too.
+      failed: of a system that gives a derivative of a solve: the code with which that failed, or 0, by column too.
     """
 
     A: Any

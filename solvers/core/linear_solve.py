@@ -97,7 +97,8 @@ class Solve(opaque.Operation):
     def _checked(self, system: System) -> Array:
         """A⁻¹·b, or A⁻ᵀ·b; NaN if that system is not solved, or b is not 0 and belongs to a solve that failed."""
         c, is_transposed = system.b, self.kind == "transposed"
-        c, system = opaque.unless(system.failed, c), system._replace(failed=None)
+        failed = system.failed
+        c, system = opaque.unless(failed, c), system._replace(failed=None)
         # For a Hermitian A, Aᵀ is the conjugate of A, so the fast product solves Aᵀ·x = c as A·x̄ = c̄. A may not be
         # Hermitian, and a derivative may change a single entry without its mirror image.
         mirrored = is_transposed and self.method.self_adjoint
@@ -105,12 +106,12 @@ class Solve(opaque.Operation):
         system = system._replace(b=jnp.conj(c) if mirrored else c, x0=None)
         x, end = _run(self.method, options, system, is_transposed and not mirrored)
         if not mirrored:
-            return _or_nan(self.adjoint, x, end, None, c)
+            return _or_nan(self.adjoint, x, end, None, c, failed)
         x, space = jnp.conj(x), outside(system.basis)
         r = c - self._product(system.A, c)(x)
         unit = unit_of(space, r)
         end, limit = end._replace(norm=unit * space.norm(r / unit)), system.limits.rtol * end.b_norm
-        return _or_nan(self.adjoint, x, end, limit, c)
+        return _or_nan(self.adjoint, x, end, limit, c, failed)
 
     def _product(self, A: Any, like: Array) -> Map:
         return transposed(product(A, like.dtype), like) if self.kind == "transposed" else product(A, like.dtype)
@@ -182,17 +183,19 @@ def hermitian_solve(matvec: Map, solve: Map, rhs: Array) -> Array:
 
 
 def has_failed(adjoint: Adjoint, code: Array) -> Any:
-    """Whether a solve that ended so has no derivatives; None: inside a preconditioner, where any x serves."""
+    """The code of a solve that has no derivatives, else 0; None: inside a preconditioner, where any x serves."""
     if isinstance(adjoint, Rough):
         return None
-    return ~jnp.isin(code, jnp.array(TRUNCATED)) if adjoint.truncated else is_failure(code)
+    failed = ~jnp.isin(code, jnp.array(TRUNCATED)) if adjoint.truncated else is_failure(code)
+    return jnp.where(failed, code, 0)
 
 
-def _or_nan(adjoint: Adjoint, x: Array, end: End, limit: Array | None, c: Array) -> Array:
+def _or_nan(adjoint: Adjoint, x: Array, end: End, limit: Array | None, c: Array, of_solve: Any) -> Array:
     """x if the solve succeeded, else NaN unless c is 0; inside a preconditioner always x.
 
     Args:
       limit: the tolerance for `end.norm`, to which rounding adds; None: the loop itself judged this system.
+      of_solve: `System.failed`, by which c is NaN.
     """
     code = end.code
     if limit is not None:
@@ -200,7 +203,9 @@ def _or_nan(adjoint: Adjoint, x: Array, end: End, limit: Array | None, c: Array)
         code = jnp.where(is_other & ~is_failure(code), jnp.int32(Status.NOT_SYMMETRIC), code)
     if (failed := has_failed(adjoint, code)) is None:
         return x
-    report(adjoint.report, end, code, c)
+    if adjoint.report is not None:
+        is_cause = False if of_solve is None else (of_solve > 0) & (code == Status.NON_FINITE)
+        report(adjoint.report, end, jnp.where(is_cause, of_solve, code), c)
     is_zero = jnp.all(c == 0, axis=0) if end.b_norm is None else end.b_norm == 0  # as of a failure that the loss masks
     return jnp.where(is_zero, 0, jnp.where(failed, jnp.nan, x))
 

@@ -47,7 +47,7 @@ class Adjoint:
       truncated: accept the results of a solve, and of a derivative's system, that ended by maxiter or stagnation. The
         derivative takes the x returned for the solution; adjoint="unrolled" differentiates the steps instead.
       report: called as report(status, iterations, relative_residual) when such a system ends: a `Status`, an int and a
-        float; arrays of [k] for k systems at once.
+        float; arrays of [k] for k systems at once. If the solve itself failed, the status is that of the solve.
 
     Raises:
       ValueError, TypeError: at construction, for an invalid number or function.

@@ -318,12 +318,13 @@ def _verdict(method: Any, refines: bool, sums: dict[str, Array], limits: Any, no
         (goes_on & ~is_lost, RUNNING),
         otherwise=Status.STAGNATION,
     )
-    # x is infinite, or so long that rounding alone leaves a residual longer than b: it follows a null vector.
-    runs_away = (eps * Ax_norm > b_norm) | ~jnp.isfinite(lost)
-    runs_away &= jnp.isfinite(claimed + Av_squared + b_norm)
-    runs_away &= (code == RUNNING) | (code == Status.MAXITER) | (code == Status.NON_FINITE)
-    code = jnp.where(runs_away, jnp.int32(Status.DIVERGED), code)
-    if method.self_adjoint:
+    if not method.self_adjoint:
+        # x is infinite, or so long that rounding alone leaves a residual longer than b: it follows a null vector.
+        runs_away = (eps * Ax_norm > b_norm) | ~jnp.isfinite(lost)
+        runs_away &= jnp.isfinite(claimed + Av_squared + b_norm)
+        runs_away &= (code == RUNNING) | (code == Status.MAXITER) | (code == Status.NON_FINITE)
+        code = jnp.where(runs_away, jnp.int32(Status.DIVERGED), code)
+    else:
         is_cause = asymmetric & (code > 0) & (code != Status.NON_FINITE)
         code = jnp.where(is_cause, jnp.int32(Status.NOT_SYMMETRIC), code)
     accurate = is_rounding(code, norm, Ax_norm, b_norm, tolerance)

@@ -128,3 +128,9 @@ def test_is_a_least_squares_solution_beyond_the_dtype_told():
     A, b = SINGULAR["indefinite"], vector()
     sol = minres(jnp.asarray(1e-15 * A, jnp.float32), jnp.asarray(1e30 * b, jnp.float32), rtol=1e-5)
     assert sol.status is Status.OUT_OF_RANGE and np.all(np.isfinite(sol.x))
+
+
+def test_does_a_complex_symmetric_matrix_end_the_solve_at_the_first_look():
+    S = sp.csr_array(sp.diags_array([-1, 1.7 + 0.2j, -1], offsets=[-1, 0, 1], shape=(512, 512)))
+    sol = minres(jsf.from_scipy(S), np.random.default_rng(0).standard_normal(512) + 0j)
+    assert sol.status is Status.NOT_SYMMETRIC and sol.iterations < 50

@@ -62,6 +62,9 @@ def test_does_the_report_tell_how_each_system_ended():
     assert (
         residual == pytest.approx(np.linalg.norm(W - S @ gradient) / np.linalg.norm(W), rel=1e-3) and residual <= 1e-9
     )
+    assert np.all(np.isnan(jax.grad(lambda b: W @ cg(S, b, maxiter=2, adjoint=adjoint).x)(RHS)))
+    jax.effects_barrier()
+    assert told[1][0] is Status.MAXITER  # that of the solve
 
 
 def test_is_the_gradient_of_cg_nan_where_the_matrix_is_not_symmetric_though_cg_converges():

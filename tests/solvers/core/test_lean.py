@@ -29,14 +29,14 @@ PROGRAMS = X_OF | {
 counted = pytest.mark.skipif(jax.__version_info__[:2] != (0, 10), reason="the counts are those of JAX 0.10")
 BARS = {
     "cg": (415, 24),
-    "fcg": (420, 29),
-    "bicgstab": (460, 32),
-    "gmres": (516, 38),
-    "idrs": (795, 38),
+    "fcg": (435, 29),
+    "bicgstab": (435, 32),
+    "gmres": (495, 38),
+    "idrs": (765, 38),
     "minres": (615, 42),
-    "lsmr": (435, 33),
-    "gradient of cg": (500, 35),
-    "gradient of gmres": (740, 56),
+    "lsmr": (440, 33),
+    "gradient of cg": (516, 35),
+    "gradient of gmres": (700, 56),
 }
 
 
