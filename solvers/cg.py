@@ -293,9 +293,10 @@ ADVANCE_OF_M = Pass(_advance_of_M, _advance_each)
 
 
 def step_code(gamma: Array, curvature: Array, alpha: Array, last_alpha: Array) -> Array:
-    """RUNNING, or the Status of a step that must not be taken: α = rᵀ·M·r / pᵀ·A·p keeps its sign if A and M are definite.
+    """RUNNING, or the Status of a step that must not be taken.
 
-    The first step decides the sign. For −A the recurrences yield the same x, with −α for α.
+    α = rᵀ·M·r / pᵀ·A·p keeps its sign if A and M are definite. The first step decides the sign: for −A the recurrences
+    yield the same x, with −α for α.
     """
     turns = (jnp.minimum(alpha, last_alpha) < 0) & (jnp.maximum(alpha, last_alpha) > 0)
     largest = jnp.finfo(alpha.dtype).max

@@ -206,8 +206,8 @@ class Krylov(_Solver):
 
     `direct` takes neither, nor `max_steps`, and needs a SparseOperator, whose entries it factors.
 
-    An operator may be negative definite, with a preconditioner of either sign. Krylov needs no tag; the status reports a
-    matrix that does not suit the method.
+    An operator may be negative definite, with a preconditioner of either sign. Krylov needs no tag; the status reports
+    a matrix that does not suit the method.
 
     The solution's `stats` hold "num_steps", "max_steps", "residual_norm" (true), "history" if requested, and in
     "status" the `Status` as a number, more detailed than lineax's result.

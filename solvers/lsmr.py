@@ -296,7 +296,9 @@ def _run(options: Options, system: System, inside: bool, rtol_normal: Any = None
     x, finite = jnp.where(jnp.isfinite(x), x, 0), jnp.all(jnp.isfinite(state.x), axis=0)
     held = scaled(x, -out)
     # The residual is that of the x returned, where the dtype does not hold all of it.
-    r, s_norm = once_if(jnp.any(held != state.x, axis=0), lambda _, v: _residuals(A, b, v), (state.r, state.s_norm), held)
+    r, s_norm = once_if(
+        jnp.any(held != state.x, axis=0), lambda _, v: _residuals(A, b, v), (state.r, state.s_norm), held
+    )
     lost = state.A_norm * norm(held - state.x) > jnp.maximum(tolerance, relative * state.r_norm)
     rounded = is_rounding(state.code, state.r_norm, state.A_norm * norm(state.x), b_norm, tolerance)
     causes = (~finite, Status.NON_FINITE), (lost, Status.OUT_OF_RANGE), (rounded, Status.ROUNDED)

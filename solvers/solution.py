@@ -51,9 +51,9 @@ _MESSAGES = {
     "may be singular, or rtol and atol ask for more than zero residual",
     Status.STAGNATION: "the true residual stopped falling above the tolerance: at the limit of the dtype's precision, "
     "where a larger rtol helps, and float64 where x is float32; or the method needs a better M, gmres a larger restart",
-    Status.NOT_POSITIVE_DEFINITE: "the matrix or the preconditioner is not definite, or not positive definite where the "
-    "method needs that (Cholesky's factors, the M of minres); for an indefinite matrix take minres, gmres or bicgstab, "
-    "and for a singular one, whose range may not hold b, minres or lsmr",
+    Status.NOT_POSITIVE_DEFINITE: "the matrix or the preconditioner is not definite, or not positive definite where "
+    "the method needs that (Cholesky's factors, the M of minres); for an indefinite matrix take minres, gmres or "
+    "bicgstab, and for a singular one, whose range may not hold b, minres or lsmr",
     Status.NON_FINITE: "a NaN or infinity appeared; look for them in A, b, x0 and M; or squares of A's numbers "
     "overflow: take M=precond.jacobi(A)",
     Status.DIVERGED: "the residual grew until rounding hid the rest, and x is the best one before; the matrix may be "

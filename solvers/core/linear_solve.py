@@ -203,9 +203,10 @@ def _or_nan(adjoint: Adjoint, x: Array, end: End, limit: Array | None, c: Array,
         code = jnp.where(is_other & ~is_failure(code), jnp.int32(Status.NOT_SYMMETRIC), code)
     if (failed := has_failed(adjoint, code)) is None:
         return x
-    if adjoint.report is not None:
-        is_cause = False if of_solve is None else (of_solve > 0) & (code == Status.NON_FINITE)
-        report(adjoint.report, end, jnp.where(is_cause, of_solve, code), c)
+    told = code
+    if adjoint.report is not None and of_solve is not None:
+        told = jnp.where((of_solve > 0) & (code == Status.NON_FINITE), of_solve, code)
+    report(adjoint.report, end, told, c)
     is_zero = jnp.all(c == 0, axis=0) if end.b_norm is None else end.b_norm == 0  # as of a failure that the loss masks
     return jnp.where(is_zero, 0, jnp.where(failed, jnp.nan, x))
 

@@ -181,7 +181,11 @@ def test_a_nan_in_x0_is_reported_and_not_returned(case: Case):
 def test_an_indefinite_matrix_or_preconditioner_is_told(case: Case, spoilt):
     S, b = case.system()
     sign = np.where(np.arange(len(b)) % (1 if spoilt == "M" else 10) == 0, -1.0, 1.0)
-    A, M = (dense(S - sp.diags_array((1 - sign) * S.diagonal())), None) if spoilt == "A" else (dense(S), jax.device_put(np.diag(sign)))
+    A, M = (
+        (dense(S - sp.diags_array((1 - sign) * S.diagonal())), None)
+        if spoilt == "A"
+        else (dense(S), jax.device_put(np.diag(sign)))
+    )
     sol = case.solver(A, b, M=M, rtol=1e-9)
     assert sol.status is Status.NOT_POSITIVE_DEFINITE and np.all(np.isfinite(sol.x))
 
