@@ -298,7 +298,7 @@ def step_code(gamma: Array, curvature: Array, alpha: Array, last_alpha: Array) -
     α = rᵀ·M·r / pᵀ·A·p keeps its sign if A and M are definite. The first step decides the sign: for −A the recurrences
     yield the same x, with −α for α.
     """
-    turns = (jnp.minimum(alpha, last_alpha) < 0) & (jnp.maximum(alpha, last_alpha) > 0)
+    turns = ((alpha < 0) & (last_alpha > 0)) | ((alpha > 0) & (last_alpha < 0))
     largest = jnp.finfo(alpha.dtype).max
     refused = jnp.where(turns, jnp.int32(Status.NOT_POSITIVE_DEFINITE), jnp.int32(Status.BREAKDOWN))
     refused = jnp.where(jnp.abs(gamma + curvature) <= largest, refused, jnp.int32(Status.NON_FINITE))
