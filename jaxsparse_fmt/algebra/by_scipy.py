@@ -3,6 +3,7 @@
 SciPy drops the zeros of a result; here they stay entries, as in plans.
 """
 
+import contextlib
 import itertools
 import operator
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from jaxsparse_fmt.kernels.cpu.over_rows import in_threads
 
 PIECE = 2**19  # entries, or products of two, of a piece of a result, for which SciPy takes a millisecond or two
 PIECES = 2 * CORES  # at most
+COUNTED = 2**24  # products of two entries whose distinct places are counted at once
 
 
 def at_hand(*operands: Any, fetched: bool = False) -> list[Csr] | None:
@@ -54,15 +56,23 @@ def sorted_rows(S: Any) -> Csr:
 
 
 def crossing(S: Csr, rows: Any, columns: Any) -> Csr:
-    """S[rows][:, columns] in canonical order."""
+    """S[rows][:, columns] in canonical order.
+
+    SciPy counts the entries in the dtype of the indices, and writes beyond its arrays if there are too many.
+    """
     everything = slice(None)
-    S = S if isinstance(rows, slice) and rows == everything else S[rows]
-    S = S if isinstance(columns, slice) and columns == everything else S[:, columns]
-    return sorted_rows(S)
+    if not (isinstance(rows, slice) and rows == everything):
+        building.check_result(int(np.sum(S.indptr[1:][rows] - S.indptr[:-1][rows], dtype=np.int64)))
+        S = S[rows]
+    if not isinstance(columns, slice):
+        times = np.bincount(columns, minlength=S.shape[1])
+        building.check_result(int(np.sum(times[S.indices], dtype=np.int64)))
+    return sorted_rows(S if isinstance(columns, slice) and columns == everything else S[:, columns])
 
 
 def product(S: Csr, R: Csr) -> Csr:
     """S @ R in canonical order."""
+    _check_product(S, R)
     work = S.nnz * (R.nnz // max(R.shape[0], 1) + 1)
     cancelled: list[int] = []  # first rows of the pieces in which a sum is 0
 
@@ -76,6 +86,27 @@ def product(S: Csr, R: Csr) -> Csr:
 
     # SciPy marks all columns anew for each piece.
     return _by_pieces(piece, S, work // max(PIECE, 4 * R.shape[1]))
+
+
+def _check_product(S: Csr, R: Csr) -> None:
+    """Refuses a product that the memory does not hold. It counts the entries only if a bound on them does not fit."""
+    each = 2 * (np.result_type(S.data, R.data).itemsize + 4)  # of the pieces, and of the whole
+
+    def refuse(entries: int) -> None:
+        building.check_free(each * entries, f"a product of at least {entries} entries", "multiply some rows at a time")
+
+    lengths = np.diff(R.indptr)
+    with contextlib.suppress(building.TooLarge):
+        return refuse(S.nnz * int(lengths.max(initial=0)))
+    products = np.concatenate([[0], np.cumsum(lengths[S.indices], dtype=np.int64)])[S.indptr]
+    with contextlib.suppress(building.TooLarge):
+        return refuse(int(products[-1]))
+    refuse(int(np.sum(np.diff(products) // np.maximum(np.diff(S.indptr), 1))))
+    entries, (S, R) = 0, (with_data(M, np.ones(M.nnz, bool)) for M in (S, R))
+    cuts = products.searchsorted(np.arange(0, products[-1], COUNTED))
+    for begin, end in itertools.pairwise(np.unique([*cuts, S.shape[0]])):
+        entries += (_rows(S, begin, end) @ R).nnz
+        refuse(entries)
 
 
 def combined(f: Callable[[Any, Any], Any], places: Callable[[Any, Any], Any], S: Csr, R: Csr) -> Csr:

@@ -1,5 +1,6 @@
 """Shifts, scalings and slices of matrices, and the public functions that make new patterns."""
 
+import itertools
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from jax.core import Tracer
 
 from jaxsparse_fmt._arguments import as_floating, whole_number
 from jaxsparse_fmt._dtypes import requested_dtype
-from jaxsparse_fmt.algebra import by_scipy, patterns, plans
+from jaxsparse_fmt.algebra import by_scipy, on_device, patterns, plans
 from jaxsparse_fmt.algebra.assembly import assembly
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.core.scipy_names import OPERATORS
@@ -116,6 +117,7 @@ def eye(m: int, n: int | None = None, *, dtype: Any = None, format: str = "csr")
     """
     m = whole_number("m", m)
     n = m if n is None else whole_number("n", n)
+    building.check_result(min(m, n), (m, n))
     dtype = jax.dtypes.canonicalize_dtype(dtype or float)
     return patterns.matrix(scipy.sparse.csr_array(scipy.sparse.eye_array(m, n)), format, "auto", dtype=dtype)
 
@@ -160,6 +162,7 @@ def diags(
             raise ValueError(
                 f"the diagonal of offset {k} of a matrix of shape {shape} has {max(n, 0)} numbers, not {d.shape}"
             )
+        building.check_result(n * len(given), shape, on_device.SORTED)
         rows.append(row + np.arange(n))
         cols.append(col + np.arange(n))
         values.append(jnp.broadcast_to(d, (n,)))
@@ -192,11 +195,9 @@ def block(blocks: Sequence[Sequence[Any]], *, format: str | None = None) -> Spar
     heights = [_common("rows", [A.shape[0] for A in row if A is not None]) for row in rows]
     widths = [_common("columns", [A.shape[1] for A in column if A is not None]) for column in zip(*rows, strict=True)]
     shape = sum(heights), sum(widths)
-    for what, size in zip(("rows", "columns"), shape, strict=True):
-        building.check_bound(what, size)
-    corners = tuple(
-        (sum(heights[:i]), sum(widths[:j])) for i, row in enumerate(rows) for j, A in enumerate(row) if A is not None
-    )
+    building.check_result(sum(A.nnz for A in given), shape, on_device.SORTED)
+    tops, lefts = ([*itertools.accumulate(sizes, initial=0)] for sizes in (heights, widths))
+    corners = tuple((tops[i], lefts[j]) for i, row in enumerate(rows) for j, A in enumerate(row) if A is not None)
 
     def choose(*blocks: Any) -> Any:
         xp = building.namespace(blocks[0].indptr)
@@ -250,7 +251,8 @@ def kron(A: Any, B: Any, *, format: str | None = None) -> SparseMatrix:
       (32, 32)
     """
     patterns.check("kron", A, B)
-    building.check_bound("entries", A.nnz * B.nnz)
+    shape = A.shape[0] * B.shape[0], A.shape[1] * B.shape[1]
+    building.check_result(A.nnz * B.nnz, shape, on_device.SORTED)
     at_hand = by_scipy.at_hand(A, B)
     if at_hand is not None:
         return plans.made(by_scipy.sorted_rows(scipy.sparse.kron(*at_hand, "csr")), format, A, B)

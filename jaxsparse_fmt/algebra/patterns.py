@@ -196,9 +196,6 @@ shared = functools.partial(united, shared=True)
 def kronecker(a: Csr, b: Csr) -> tuple[Csr, Any, Any]:
     """The pattern of the Kronecker product of a and b; and the entries of a and of b whose product each entry is."""
     shape = a.shape[0] * b.shape[0], a.shape[1] * b.shape[1]
-    for what, size in zip(("rows", "columns"), shape, strict=True):
-        building.check_bound(what, size)
-    on_device.check_list(a.nnz * b.nnz, "products of two entries")
     xp = building.namespace(a.indptr)
     row, col = _kronecker_places(xp, building.entries(a), building.entries(b), *b.shape)
     S, order = arranged(row, col, shape)

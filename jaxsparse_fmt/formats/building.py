@@ -137,6 +137,17 @@ def check_bound(name: str, n: int) -> None:
         raise ValueError(f"{n} {name} exceed what 32-bit indices address, {2**31 - 1}; split the matrix")
 
 
+def check_result(entries: int, shape: tuple[int, int] = (0, 0), each: int = 16) -> None:
+    """Raises ValueError, before anything is allocated, for a result too large for the indices or the memory.
+
+    Its making takes `each` bytes for an entry, and 8 for a row.
+    """
+    for name, n in (("rows", shape[0]), ("columns", shape[1]), ("entries", entries)):
+        check_bound(name, n)
+    what = f"a result of {entries} entries" + (f" in {shape[0]} rows" if shape[0] > entries else "")
+    check_free(each * entries + 8 * shape[0], what, "make a part of it at a time")
+
+
 def check_range(name: str, index: Any, bound: int) -> None:
     """Raises ValueError for an index of a "row" or "column" below 0, or of `bound` or more; on the host or a device."""
     if namespace(index) is np and not in_some_piece(lambda i: i.min() < 0 or i.max() >= bound, index):

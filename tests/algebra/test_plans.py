@@ -230,6 +230,7 @@ MOVED = moved(S)
 
 A, B = jsf.from_scipy(S, "csr"), jsf.from_scipy(R, "csr")
 MATMUL = jsf.plan.matmul(A, B)
+WIDE, FEW = jsf.from_dense(np.ones((1, 2**16)), "csr"), jsf.from_coo([0], [0], [1.0], (2**17, 1), "coo")
 REFUSED = {
     "shapes of a sum": (lambda: A + B, ValueError, "one shape"),
     "shapes of a product": (lambda: B @ A, ValueError, "as many columns"),
@@ -253,6 +254,11 @@ REFUSED = {
     "too few values": (lambda: jsf.assembly([0, 1], [0, 1], (4, 4))(np.ones(3)), ValueError, "2 numbers"),
     "rows of one and two blocks": (lambda: jsf.block([[A], [A, A]]), ValueError, "number of blocks; got [1, 2]"),
     "a slice out of range": (lambda: A[40], IndexError, "out of range"),
+    "repeated rows beyond 32 bits": (lambda: WIDE[[0] * 2**16], ValueError, "4294967296 entries exceed"),
+    "repeated columns": (lambda: WIDE.T[:, np.zeros(2**16, int)], ValueError, "4294967296 entries exceed"),
+    "Kronecker products of few entries": (lambda: jsf.kron(FEW, FEW), ValueError, f"{2**34} rows exceed"),
+    "many matrices": (lambda: jsf.vstack([WIDE] * 2**15), ValueError, "2147483648 entries exceed"),
+    "many rows": (lambda: jsf.vstack([FEW] * 2**14), ValueError, "2147483648 rows exceed"),
     "a truth value as an index": (lambda: A[True, 0], IndexError, "an index is an integer"),
     "three indices": (lambda: A[0, 1, 2], IndexError, "one index or two"),
     "a traced prune": (lambda: jax.jit(lambda v: jsf.prune(A.with_data(v)))(A.data), ValueError, "outside jit"),
@@ -287,19 +293,30 @@ def test_eager_sums_and_products_under_strict_promotion_and_with_infinities(wher
 
 def test_a_list_that_memory_cannot_hold_is_refused_before_it_is_made(where, monkeypatch):
     column = jsf.from_dense(np.ones((2000, 1)), "csr")
+    two, more = (jsf.from_dense(np.ones(shape), "csr") for shape in ((2000, 2), (2100, 1)))
     tall, at = jsf.from_dense(np.ones((1_300_000, 1)), "csr"), jnp.zeros(2_600_000, int)
     monkeypatch.setattr(memory, "free", lambda: 10**8)
     refused = [(lambda: jsf.plan.matmul(column, column.T), "4000000 products of two entries")]
     if where == "device":
         refused += [
-            (lambda: jsf.kron(column, column.T), "4000000 products of two entries"),
             (lambda: tall + tall, "2600000 entries of both"),
             (lambda: jsf.assembly(at, at, (9, 9)), "2600000 coordinates"),
         ]
-    for call, listed in refused:
-        with pytest.raises(
-            ValueError, match=rf"the list of the {listed} would take 1\d\d MB, where 100 MB .*; take some of the rows"
-        ):
+    refused = [(call, f"the list of the {listed}") for call, listed in refused]
+    refused += [
+        (lambda: jsf.kron(column, column.T), "a result of 4000000 entries"),
+        (lambda: jsf.vstack([tall, tall]), "a result of 2600000 entries"),
+        (lambda: jsf.eye(10**7), "a result of 10000000 entries"),
+        (lambda: jsf.diags(1.0, shape=(10**7, 10**7)), "a result of 10000000 entries"),
+    ]
+    if where == "host":
+        refused += [
+            (lambda: more @ more.T, "a product of at least 4410000 entries"),
+            (lambda: more[:, np.zeros(3200, int)], "a result of 6720000 entries"),
+        ]
+        assert (two @ two.T).nnz == 4_000_000  # whose 8,000,000 products would not fit
+    for call, what in refused:
+        with pytest.raises(ValueError, match=rf"{what} would take \d+ MB, where 100 MB .* at a time"):
             call()
 
 
