@@ -70,6 +70,13 @@ def as_floating(x: Any, what: str, dtype: Any = None) -> jax.Array:
     return owned(x, floating if dtype is None or jnp.issubdtype(x.dtype, jnp.inexact) else dtype)
 
 
+def number(a: Any) -> Any:
+    """A factor as JAX takes it: an int of Python, which may exceed 64 bits, as the nearest float."""
+    if not isinstance(a, int):
+        return a
+    return float(a) if abs(a) < 2**1023 else math.inf if a > 0 else -math.inf
+
+
 def whole_number(name: str, value: Any, least: int | None = 0) -> int:
     """The argument `name` as an int, from an integer of Python, NumPy or JAX, or an array without dimensions.
 

@@ -11,7 +11,7 @@ import numpy as np
 import scipy
 from jax.core import Tracer
 
-from jaxsparse_fmt._arguments import as_floating, whole_number
+from jaxsparse_fmt._arguments import as_floating, number, whole_number
 from jaxsparse_fmt._dtypes import requested_dtype
 from jaxsparse_fmt.algebra import by_scipy, on_device, patterns, plans
 from jaxsparse_fmt.algebra.assembly import assembly
@@ -35,6 +35,7 @@ def _shifted(A: Any, s: Any) -> SparseMatrix:
     n = A.shape[0]
     if n != A.shape[1]:
         raise ValueError(f"shift needs a square matrix, got shape {A.shape}")
+    s = number(s)
     s = jnp.asarray(s, jnp.result_type(A.dtype, s))
     if s.ndim != 0 and s.shape != (n,):
         raise ValueError(f"shift(s) takes a number or an array of shape ({n},), got shape {s.shape}")

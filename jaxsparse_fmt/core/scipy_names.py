@@ -10,7 +10,7 @@ import numpy as np
 from jax.core import Tracer
 
 from jaxsparse_fmt import _html
-from jaxsparse_fmt._arguments import as_floating, owned
+from jaxsparse_fmt._arguments import as_floating, number, owned
 from jaxsparse_fmt._dtypes import check_keeps_imaginary, requested_dtype
 from jaxsparse_fmt._text import readable_bytes
 from jaxsparse_fmt._tracing import is_concrete
@@ -20,6 +20,15 @@ from jaxsparse_fmt.core.basis import Operator
 # Operations that build a matrix from matrices on one device, by name; `algebra/operations.py` fills it.
 OPERATORS: dict[str, Callable[..., Any]] = {}
 MOST_DRAWN = 5_000_000  # entries of a matrix whose picture a notebook shows; a picture needs the pattern on the host
+
+
+def _of_entries(sign: str) -> Callable[[Any, Any], NoReturn]:
+    def refuse(self: Any, other: Any) -> NoReturn:
+        raise TypeError(
+            f"a matrix has no A {sign} b; on its entries this is A.with_data(A.data {sign} b), and a power is a product, A @ A"
+        )
+
+    return refuse
 
 
 class ScipyNames(Operator):
@@ -104,6 +113,7 @@ class ScipyNames(Operator):
                 "A * scales by one number; the product with a vector or a matrix is A @ x, and the product entry by "
                 "entry of two matrices A.multiply(B)"
             )
+        scalar = number(scalar)
         self._agree(factor=scalar)
         if not isinstance(scalar, jax.Array) and np.isfinite(scalar):
             return self._each(lambda values: values * scalar)
@@ -112,7 +122,13 @@ class ScipyNames(Operator):
     __rmul__ = __mul__
 
     def __truediv__(self, scalar: Any) -> Self:
-        return self * (1 / jnp.asarray(scalar))
+        if np.ndim(scalar) != 0:
+            raise TypeError(
+                "A / divides by one number; by one for each row or column it is A.scale_rows(1 / d) or A.scale_cols(1 / d)"
+            )
+        return self * (1 / jnp.asarray(number(scalar)))
+
+    __pow__, __floordiv__, __mod__ = map(_of_entries, ("**", "//", "%"))
 
     def __neg__(self) -> Self:
         return self._each(jnp.negative)
@@ -259,8 +275,14 @@ class OnOneDevice(ScipyNames):
           ValueError: another shape.
         """
         if isinstance(other, np.ndarray | jax.Array | list) and np.ndim(other):
-            dense = jnp.broadcast_to(as_floating(other, "the array"), self.shape)
-            return self.with_data(self.data * dense[self.row_ids, self.col_ids])
+            dense = jnp.atleast_2d(as_floating(other, "the array"))
+            if dense.ndim > 2 or any(n not in (1, of_A) for n, of_A in zip(dense.shape, self.shape, strict=False)):
+                raise ValueError(
+                    f"A.multiply takes an array that broadcasts to A's shape {self.shape}, such as one number for each "
+                    f"column, [{self.shape[1]}], or row, [{self.shape[0]}, 1]; got {np.shape(other)}"
+                )
+            row, col = (0 if n == 1 else ids for n, ids in zip(dense.shape, (self.row_ids, self.col_ids), strict=True))
+            return self.with_data(self.data * dense[row, col])
         return super().multiply(other)
 
     def scale_rows(self, d: Any) -> Any:
@@ -318,7 +340,7 @@ def spmv(A: Any, x: Any, y: Any = None, alpha: Any = 1.0, beta: Any = 0.0) -> Ar
     """
     A._agree(alpha=alpha, beta=beta, y=y)
     product = A @ x
-    alpha, beta = (a.item() if isinstance(a, np.generic) else a for a in (alpha, beta))  # weak dtypes
+    alpha, beta = (a.item() if isinstance(a, np.generic) else number(a) for a in (alpha, beta))  # weak dtypes
     product = product if isinstance(alpha, (int, float)) and alpha == 1 else alpha * product
     if not isinstance(beta, Tracer) and np.ndim(beta) == 0 and beta == 0:
         return product

@@ -263,7 +263,7 @@ REFUSED = {
     "three indices": (lambda: A[0, 1, 2], IndexError, "one index or two"),
     "a traced prune": (lambda: jax.jit(lambda v: jsf.prune(A.with_data(v)))(A.data), ValueError, "outside jit"),
     "a traced index": (lambda: jax.jit(lambda i: A[i, 2])(3), TypeError, "must not be traced"),
-    "a dense array of another shape": (lambda: A.multiply(np.ones((2, 20))), ValueError, "broadcasting"),
+    "a dense array of another shape": (lambda: A.multiply(np.ones((2, 20))), ValueError, "broadcasts"),
     "a matrix that is not square": (lambda: A.shift(1.0), ValueError, "square"),
     "a scale of another length": (lambda: A.scale_rows(np.ones(3)), ValueError, "shape (30,)"),
 }

@@ -39,6 +39,8 @@ HABITS = {
     "one": lambda A: 1 * A,
     "by a number of NumPy": lambda A: np.float64(3) * A,
     "divided": lambda A: A / 4,
+    "divided by more than 64 bits": lambda A: A / 2**70,
+    "times more than 64 bits": lambda A: A * -(2**70),
     "dot a number": lambda A: A.dot(2.0),
     "copy": lambda A: A.copy(),
     "tocsr": lambda A: A.tocsr(),
@@ -71,6 +73,8 @@ REFUSED = {
     "vector times": (lambda A: np.ones(13) * A, TypeError, "scales by one number"),
     "times a list": (lambda A: A * [1, 2], TypeError, "scales by one number"),
     "other axes": (lambda A: A.transpose((0, 1)), ValueError, r"axes=\(1, 0\); got axes=\(0, 1\)"),
+    "to a power": (lambda A: A**2, TypeError, r"A\.data \*\* b.* A @ A"),
+    "divided by a vector": (lambda A: A / np.ones(17), TypeError, r"scale_rows\(1 / d\)"),
     "plus": (lambda A: A + 1, TypeError, r"A\.shift\(s\)"),
     "rows": (list, TypeError, "is not iterable"),
     "as an array": (np.asarray, TypeError, "is no array"),
@@ -134,11 +138,21 @@ def test_does_padding_stay_out_of_products_after_a_scaling_by_infinity(layout):
     S = sp.csr_array(np.array([[1.0, 2, 0], [3, 4, 0], [0, 0, 5]]))
     for kind in {layout, Layout("dia"), Layout("bsr", (("block_shape", (2, 2)),))}:
         A = kind.of(S)
-        scaled = [A * np.inf, A / 0, A * jnp.asarray(np.inf), jax.jit(lambda A, s: A * s)(A, np.inf)]
+        scaled = [A * np.inf, A * 10**400, A / 0, A * jnp.asarray(np.inf), jax.jit(lambda A, s: A * s)(A, np.inf)]
         for B in scaled:
             np.testing.assert_array_equal(B @ np.ones(3), np.full(3, np.inf))
             np.testing.assert_array_equal(B.T @ np.ones(3), np.full(3, np.inf))
             np.testing.assert_array_equal(B.data, np.full(5, np.inf))
+
+
+@sides
+def test_does_an_array_multiply_the_entries_alone(side):
+    """A full array of this matrix would take 80 GB."""
+    n = 100_000
+    rows, columns = np.random.default_rng(0).standard_normal((2, n))
+    A, T = pair(sp.diags_array([rows, columns[1:]], offsets=[0, 1], shape=(n, n), format="csr"), Layout("csr"), side)
+    for factor in (columns, columns[None], columns.tolist(), rows[:, None], np.full((1, 1), 3.0)):
+        np.testing.assert_array_equal(A.multiply(factor).data, T.multiply(np.asarray(factor)).tocsr().data)
 
 
 @sides
