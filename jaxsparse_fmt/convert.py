@@ -183,7 +183,11 @@ def from_coo(
         if dtype is not None:
             check_keeps_imaginary(data.dtype, requested_dtype(dtype))
             data = data.astype(dtype)
-        return assembly(row, col, shape, format, **options)(data)
+        if not options.get("transpose"):
+            options.pop("transpose", None)
+            return assembly(row, col, shape, format, **options)(data)
+        sums = assembly(row, col, shape, "csr")(data).data
+        return from_coo(row, col, np.ones(np.shape(row)), shape, format, sums.dtype, **options).with_data(sums)
     if not np.shape(row) == np.shape(col) == np.shape(data) or np.ndim(row) != 1:
         shapes = ", ".join(str(np.shape(a)) for a in (row, col, data))
         raise ValueError(f"row, col and data must be one-dimensional and of one length; got {shapes}")

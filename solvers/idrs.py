@@ -84,7 +84,7 @@ def start(space: Space, A: Map, M: Map, r: Array, squared: Array, last: None, *,
 def step(space: Space, A: Map, M: Map, work: Work) -> tuple[Work, Array, Array]:
     x, r, P, U, G, C, omega, j, first = work
     s = P.shape[0]
-    k = jnp.max(j) % (s + 1)  # every column that still moves is at the same step
+    k = jnp.max(j, initial=0) % (s + 1)  # every column that still moves is at the same step
     inside = k < s  # else the step that enters the next space
     f = space.sum(_onto(P, r))  # a recursion would keep the rounding errors of a cycle's largest residual
     c, scale = _within(C, f, omega, k)

@@ -335,6 +335,15 @@ def test_bad_vectors_are_named_inside_jit_too():
         jax.jit(lambda A, x: A @ x)(A, np.ones(2))
 
 
+def test_do_traced_data_make_a_matrix_with_its_transpose():
+    def sums(data):
+        A = jsf.from_coo([0, 1, 1, 0], [0, 0, 1, 0], data, (2, 3), "csr", transpose=True)
+        assert A.name == "paired" and A.dtype == np.float32
+        return A.T @ jnp.ones(2, np.float32)
+
+    np.testing.assert_array_equal(jax.jit(sums)(np.arange(4, dtype=np.float32)), [4, 2, 0])
+
+
 def test_traced_data_do_not_lose_their_imaginary_parts():
     make = jax.jit(lambda data: jsf.from_coo([0], [0], data, (1, 1), "csr", "float32").data)
     with pytest.raises(TypeError, match="imaginary parts of a complex128 matrix"):

@@ -249,6 +249,13 @@ def test_works_inside_jit_and_vmap_over_matrices(case: Case):
     np.testing.assert_allclose(x, np.linalg.solve(S.toarray(), b) / scales[:, None], rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.parametrize("solver", [solvers.gmres, solvers.idrs], ids=["gmres", "idrs"])
+def test_has_a_batch_of_no_systems_no_solutions(solver):
+    A = jsf.from_scipy(matrix("definite"), "csr")
+    none = jax.eval_shape(jax.vmap(lambda b: solver(A, b).x), np.zeros((0, N)))
+    assert none.shape == (0, N)
+
+
 DIFFERENTIATED = [(case, np.float64) for case in CASES if "-" not in case.name] + [(REFINED[0], np.float64)]
 
 

@@ -89,6 +89,9 @@ def test_takes_one_kernel_constants_and_arguments_that_nothing_reads():
     np.testing.assert_allclose(jax.jit(lambda: steps(jnp.asarray(v[0])))(), expected[0], rtol=1e-6)
     slope = jax.jit(jax.grad(lambda a: sum(f(3.0, a, 0.25, True))))(2.0)
     assert slope == 4 and f(3.0, 2.0, 0.25, False) == (6, 0.25)
+    kept = one_kernel(lambda a: (a, a * a))  # of whose results a checkpoint keeps the first
+    thrice = jax.checkpoint(lambda a: jax.lax.scan(lambda c, _: (kept(c)[1] * kept(c)[0], None), a, None, 3)[0])
+    assert jax.jit(jax.grad(thrice))(1.0) == 27
 
 
 @pytest.mark.parametrize("case", few(CASES, 2), ids=str)
