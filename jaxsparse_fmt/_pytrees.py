@@ -17,7 +17,7 @@ from jaxsparse_fmt._text import readable_bytes
 Class = TypeVar("Class", bound=type[Any])
 
 
-def pytree(cls: Class, leaves: Collection[str] | None = None) -> Class:
+def pytree(cls: Class, leaves: Collection[str] | None = None, mark: Any = None) -> Class:
     """Makes a dataclass a pytree.
 
     In place of `jax.tree_util.register_dataclass`: in JAX 0.10 and 0.11 the trees of two classes that it registered are
@@ -27,6 +27,8 @@ def pytree(cls: Class, leaves: Collection[str] | None = None) -> Class:
     Args:
       leaves: the fields that hold arrays or pytrees; the rest is static, hashed and compared. None: all fields but
         those with the metadata {"static": True}.
+      mark: a function of an instance, whose result is one more static part; the class's `_made_by(mark, leaves)` gets
+        it when an instance is made of leaves.
     """
     data: list[str] = []
     static: list[str] = []
@@ -39,16 +41,22 @@ def pytree(cls: Class, leaves: Collection[str] | None = None) -> Class:
     data_of = operator.attrgetter(*data, *["__class__"] * (2 - end))
     static_of = operator.attrgetter(*static, *["__class__"] * (2 - static_end))
 
+    def rest(self: Any) -> tuple[Any, ...]:
+        values = static_of(self)[:static_end]
+        return values if mark is None else (*values, mark(self))
+
     def flatten_with_keys(self: Any) -> Any:
-        return zip(keys, data_of(self), strict=False), static_of(self)[:static_end]
+        return zip(keys, data_of(self), strict=False), rest(self)
 
     def flatten(self: Any) -> Any:
-        return data_of(self)[:end], static_of(self)[:static_end]
+        return data_of(self)[:end], rest(self)
 
     def unflatten(static_values: Any, data_values: Any) -> Any:  # without `__init__`: the leaves may be anything
         self = object.__new__(cls)
         self.__dict__.update(zip(data, data_values, strict=True))
-        self.__dict__.update(zip(static, static_values, strict=True))
+        self.__dict__.update(zip(static, static_values, strict=mark is None))
+        if mark is not None:
+            self._made_by(static_values[-1], data)
         return self
 
     jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)

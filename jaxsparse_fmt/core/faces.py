@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from jaxsparse_fmt._types import Array
+from jaxsparse_fmt.core import origin
 from jaxsparse_fmt.kernels.vector_pass import Pass
 
 
@@ -102,10 +103,22 @@ class Faces(abc.ABC):
             if isinstance(a, jax.Array | np.ndarray) and a.dtype == jax.dtypes.float0:
                 return False
             has_index |= a is not self.values
-        return has_index
+        return has_index and not self._is_changed
+
+    _is_changed = False  # whether a tree function changed the index arrays
+
+    def _made_by(self, mark: int, leaves: list[str]) -> None:
+        """Notes whether the tree that made this matrix did so of other index arrays (`origin.py`)."""
+        if origin.is_changed(self, mark, leaves):
+            self.__dict__["_is_changed"] = True
 
     def _check_single(self) -> None:
-        """Raises ValueError for a stack of matrices."""
+        """Raises ValueError for a stack of matrices, or one of changed index arrays."""
+        if self._is_changed:
+            raise ValueError(
+                f"the index arrays of this matrix of shape {self.shape} were changed, as by jax.tree.map over all its "
+                "arrays; scale it by 2 * A, and give it other numbers by A.with_data(data)"
+            )
         if len(self.values.shape) != 1:
             raise ValueError(
                 f"this is a stack of matrices of shape {self.shape}: `values` have the shape {self.values.shape}, with "

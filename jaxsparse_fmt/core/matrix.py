@@ -177,6 +177,8 @@ class SparseMatrix(OnOneDevice, Faces):
     # ----------------------------------------------------------------------------------------------------- values
 
     def _with_values(self, values: Array) -> Self:
+        if self._is_changed:
+            self._check_single()
         return dataclasses.replace(self, values=values)
 
     def _each(self, f: Callable[[Array], Array]) -> Self:

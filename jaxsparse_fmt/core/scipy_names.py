@@ -25,7 +25,8 @@ MOST_DRAWN = 5_000_000  # entries of a matrix whose picture a notebook shows; a 
 def _of_entries(sign: str) -> Callable[[Any, Any], NoReturn]:
     def refuse(self: Any, other: Any) -> NoReturn:
         raise TypeError(
-            f"a matrix has no A {sign} b; on its entries this is A.with_data(A.data {sign} b), and a power is a product, A @ A"
+            f"a matrix has no A {sign} b; on its entries this is A.with_data(A.data {sign} b), and a power of the matrix "
+            "is a product, A @ A"
         )
 
     return refuse
@@ -124,7 +125,8 @@ class ScipyNames(Operator):
     def __truediv__(self, scalar: Any) -> Self:
         if np.ndim(scalar) != 0:
             raise TypeError(
-                "A / divides by one number; by one for each row or column it is A.scale_rows(1 / d) or A.scale_cols(1 / d)"
+                "A / divides by one number; by one for each row or column divide as A.scale_rows(1 / d) or "
+                "A.scale_cols(1 / d)"
             )
         return self * (1 / jnp.asarray(number(scalar)))
 

@@ -21,6 +21,7 @@ from jaxsparse_fmt._tracing import standard_promotion
 from jaxsparse_fmt._types import Array, Csr, Target
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from jaxsparse_fmt.core.matrix import SparseMatrix
+from jaxsparse_fmt.core.origin import Origin
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.kernels import coordinates, sddmm, spmv
 from jaxsparse_fmt.kernels.backends.tuning import LAUNCH
@@ -215,7 +216,7 @@ def array_fields(cls: type[Any]) -> tuple[str, ...]:
 def storage_format(cls: type[Any]) -> type[Any]:
     """Makes a format a frozen dataclass and a pytree: its `array_fields` are leaves, the rest is static."""
     cls = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
-    return pytree(cls, array_fields(cls))
+    return pytree(cls, array_fields(cls), Origin.of)
 
 
 # ----------------------------------------------------------------------------------------- annotations of fields

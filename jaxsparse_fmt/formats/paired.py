@@ -29,6 +29,7 @@ from jaxsparse_fmt._types import Array, Csr
 from jaxsparse_fmt.core import entry_index
 from jaxsparse_fmt.core.kept import Kept
 from jaxsparse_fmt.core.matrix import SparseMatrix
+from jaxsparse_fmt.core.origin import Origin
 from jaxsparse_fmt.formats import building
 
 
@@ -144,7 +145,7 @@ class Paired(SparseMatrix):
         return self.storage.name, f"transpose in {self.storage_T.name}"
 
 
-pytree(Paired, ["values", "storage", "storage_T", "source", "gathered"])
+pytree(Paired, ["values", "storage", "storage_T", "source", "gathered"], Origin.of)
 
 _kept = Kept(64)
 

@@ -1,6 +1,7 @@
 """What XLA calls: refused where the interface is another, an error in words for what it must not run, never a crash."""
 
 import ctypes
+import dataclasses
 import itertools
 
 import jax
@@ -84,7 +85,7 @@ def test_pointers_beyond_the_entries_are_refused_in_words():
     """They would be read out of bounds."""
     A = jsf.from_scipy(S, "csr", backend="numba")
     for change in (lambda a: 2 * a, lambda a: -a):
-        broken = jax.tree.map(lambda a, f=change: f(a) if a.dtype.kind == "i" else a, A)
+        broken = dataclasses.replace(A, row_ptr=change(A.row_ptr))
         for product in (lambda B: B @ X, lambda B: B.T @ X):
             with pytest.raises(Exception, match=r"lead beyond its entries, as after jax.tree.map"):
                 jax.block_until_ready(product(broken))
@@ -92,7 +93,7 @@ def test_pointers_beyond_the_entries_are_refused_in_words():
 
 
 CHANGED = """
-import sys
+import dataclasses, sys
 import jax, numpy as np
 import jaxsparse_fmt as jsf
 jax.config.update("jax_enable_x64", True)
@@ -106,7 +107,8 @@ for layout in sys.argv[1:]:
     faces = jax.jit(lambda B: (B @ X[:, 0], B @ X, B.T @ X[:, 0], B.T @ X))
     for change in changes:
         try:
-            jax.block_until_ready(faces(jax.tree.map(change, A)))
+            arrays = {name: change(a) for name, a in vars(A).items() if isinstance(a, jax.Array)}
+            jax.block_until_ready(faces(dataclasses.replace(A, **arrays)))
         except Exception as error:
             assert 'pointers' in str(error), error
     np.testing.assert_allclose(faces(A)[0], S @ X[:, 0])
