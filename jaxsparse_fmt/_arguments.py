@@ -63,8 +63,13 @@ def as_floating(x: Any, what: str, dtype: Any = None) -> jax.Array:
         return x
     refuse_bcoo(x)
     if not any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(x)):
-        x = np.asarray(x)  # before JAX, so that the error can name the fault
+        given, x = x, np.asarray(x)  # before JAX, so that the error can name the fault
+        if x.dtype == object and x.ndim == 0:
+            raise TypeError(f"{what} must be an array of numbers; got {type(given).__name__}")
     elif not isinstance(x, jax.Array):
+        if not isinstance(x, list | tuple) and not hasattr(x, "__jax_array__"):
+            cure = "; take its x" if hasattr(x, "x") else ", and a product of operators is A @ (M @ x)"
+            raise TypeError(f"{what} must be an array of numbers; got {type(x).__name__}{cure}")
         x = jnp.asarray(x)
     floating = floating_dtype(x.dtype, what)
     return owned(x, floating if dtype is None or jnp.issubdtype(x.dtype, jnp.inexact) else dtype)
@@ -127,8 +132,8 @@ def as_vector(x: Any, A: Any, axis: int, what: str = "") -> jax.Array:
     """
     if not isinstance(x, jax.Array) and (is_sparse(x) or of_jax_sparse(x)):
         raise TypeError(
-            f"the product with a sparse matrix takes one of this library, got {type(x).__name__}; convert it by "
-            "from_scipy or from_bcoo"
+            f"@ takes an array or, of two matrices, those of this library; got {type(x).__name__}; convert SciPy's by "
+            "from_scipy, JAX's by from_bcoo, and write a product with another operator as M @ (A @ x)"
         )
     x, n = as_floating(x, "the vector", A.dtype), A.shape[axis]
     if x.ndim not in (1, 2) or x.shape[0] != n:

@@ -1,11 +1,12 @@
 """Packages whose public names are imported at their first use."""
 
-import difflib
 import importlib
 import sys
 from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
+
+from jaxsparse_fmt._text import did_you_mean
 
 # The calls for names of other libraries.
 _ELSEWHERE = {
@@ -34,8 +35,7 @@ _GUESSED = {name: call for names, call in _ELSEWHERE.items() for name in names.s
 def no_attribute(module: ModuleType, name: str, names: Iterable[str]) -> AttributeError:
     """The error of a module without a name, with the call that was meant."""
     call = _GUESSED.get(name)
-    near = difflib.get_close_matches(name, names, 1)
-    hint = f"; take {call}" if call else f"; did you mean {near[0]!r}?" if near else ""
+    hint = f"; take {call}" if call else did_you_mean(name, names)
     return AttributeError(f"module {module.__name__!r} has no attribute {name!r}{hint}", name=name, obj=module)
 
 

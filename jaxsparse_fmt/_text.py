@@ -6,8 +6,9 @@ from typing import Any
 
 
 def nearest(value: Any, choices: Iterable[str]) -> str:
-    """The choice that is spelt most like `value`; "" if none is similar."""
-    return next(iter(difflib.get_close_matches(str(value), list(choices), 1)), "")
+    """The choice that is spelt most like `value`, in capitals or not; "" if none is similar."""
+    by_small = {choice.lower(): choice for choice in sorted(choices)}
+    return next((by_small[near] for near in difflib.get_close_matches(str(value).lower(), by_small, 1)), "")
 
 
 def did_you_mean(value: Any, choices: Iterable[str]) -> str:

@@ -123,6 +123,7 @@ CHOOSERS |= {"auto": _chooser(_ranked), "tune": _chooser(_tuned)}
 def checked(S: Any, dtype: Any, backend: str, max_bytes: float | None = None) -> tuple[Csr, Target]:
     """The user's matrix in canonical CSR, and the target of its conversion. See `from_scipy`."""
     given = S
+    _refuse_traced(S)
     if isinstance(S, ScipyNames):
         S = S.to_scipy()
     if not scipy.sparse.issparse(S):
@@ -142,6 +143,14 @@ def checked(S: Any, dtype: Any, backend: str, max_bytes: float | None = None) ->
     building.check_bound("rows", S.shape[0])
     building.check_pointers(S.shape[0], "rows", S.nnz, target)
     return canonical(S), target
+
+
+def _refuse_traced(a: Any) -> None:
+    if is_traced(a):
+        raise ValueError(
+            "the entries of a new matrix must be known, and its values are traced here; make it outside jit, and give "
+            "it other values inside, by A.with_data(data)"
+        )
 
 
 @functools.cache
@@ -236,6 +245,7 @@ def from_dense(a: Any, format: str = "auto", dtype: Any = None, **options: Any) 
     if scipy.sparse.issparse(a) or isinstance(a, ScipyNames) or of_jax_sparse(a):
         cure = "from_bcoo" if of_jax_sparse(a) else "from_scipy"
         raise TypeError(f"from_dense takes a dense array, got {type(a).__name__}; use {cure} for a sparse matrix")
+    _refuse_traced(a)
     a = np.asarray(a)
     if a.ndim != 2:
         raise ValueError(f"from_dense takes a two-dimensional array, got shape {a.shape}")

@@ -45,7 +45,7 @@ class Status(enum.IntEnum):
 
 
 _MESSAGES = {
-    Status.CONVERGED: "the true residual meets the tolerance, or in lsmr that of the least-squares problem",
+    Status.CONVERGED: "the true residual meets the tolerance",
     Status.MAXITER: "maxiter reached before the tolerance; raise maxiter, loosen rtol, or take a better M",
     Status.BREAKDOWN: "the method broke down: its next direction vanished before the tolerance was met; the matrix "
     "may be singular, or rtol and atol ask for more than zero residual",

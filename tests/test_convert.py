@@ -12,7 +12,7 @@ from jax.experimental import sparse
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt.choose import tune
 from jaxsparse_fmt.formats.memory import aligned
-from solvers import cg
+from solvers import cg, precond
 from tests.marks import deep
 from tests.process import printed
 from tests.zoo import CASES, FIRST_LAYOUTS, LAYOUTS
@@ -158,7 +158,7 @@ BCOO = sparse.BCOO.fromdense(jnp.eye(300), nse=300)  # as arrays such go entry b
 def test_a_matrix_of_jaxs_own_is_refused_at_once_where_it_is_no_argument(use):
     with pytest.raises(
         TypeError,
-        match=r"use from_bcoo|from_bcoo for a BCOO|from_bcoo makes|convert it by from_scipy or from_bcoo|b is a BCOO",
+        match=r"use from_bcoo|from_bcoo for a BCOO|from_bcoo makes|JAX.s by from_bcoo|b is a BCOO",
     ):
         use(jsf.from_scipy(sp.eye_array(300)), BCOO)
 
@@ -230,6 +230,7 @@ def spoiled(kind=sp.csr_array, **arrays):
     return broken
 
 
+ONE = jsf.eye(3)
 COO = ([0, 1], [0, 1], [1.0, 2.0], (2, 2))
 
 
@@ -265,6 +266,9 @@ VALUE_ERRORS = {
     "too many rows": (lambda: coo([], [], [], (2**31, 1)), "2147483648 rows exceed what 32-bit indices address"),
     "too many columns": (lambda: jsf.from_scipy(sp.csr_array((1, 2**31))), "2147483648 columns exceed"),
     "unknown format": (lambda: jsf.from_scipy(S, "elll"), "got 'elll'; did you mean 'ell'?"),
+    "a format in capitals": (lambda: jsf.from_scipy(S, "CSR"), "got 'CSR'; did you mean 'csr'?"),
+    "dense, traced": (lambda: jax.jit(jsf.from_dense)(np.eye(2)), "traced here; make it outside jit"),
+    "a traced matrix": (lambda: jax.jit(jsf.from_scipy)(A), "traced here; make it outside jit"),
     "unknown backend": (lambda: jsf.from_scipy(S, backend="gpu"), "backend must be one of auto, triton"),
     "auto with options": (lambda: jsf.from_scipy(S, slice_size=4), "name a format to set slice_size"),
     "slice_size huge": (lambda: jsf.from_scipy(S, "hll", slice_size=2**45), "format 'hll' would take"),
@@ -306,7 +310,11 @@ TYPE_ERRORS = {
     "integer dtype": (lambda: jsf.from_scipy(S, dtype=int), "dtype int64 cannot hold matrix values"),
     "object data": (lambda: coo(data=np.array([None, 1])), "data has dtype object, which is not numeric"),
     "fractional rows": (lambda: coo(row=[0.0, 1.0]), "row must hold integers, got dtype float64"),
-    "matrix times SciPy's": (lambda: A @ S.T, "got csc_array; convert it by from_scipy"),
+    "matrix times SciPy's": (lambda: A @ S.T, "got csc_array; convert SciPy's by from_scipy"),
+    "matrix times a preconditioner": (lambda: A @ precond.jacobi(ONE), "got Jacobi, and a product of operators"),
+    "a preconditioner times matrix": (lambda: precond.jacobi(ONE) @ A, "with another operator as M @ (A @ x)"),
+    "a result as x": (lambda: A @ cg(ONE, np.ones(3)), "got Solution; take its x"),
+    "a function as x": (lambda: A @ np.sin, "must be an array of numbers; got ufunc"),
     "text as x": (lambda: A @ np.array(["a", "b", "c"]), "the vector has dtype <U1, which is not numeric"),
     "matrix minus SciPy's": (lambda: A - S, "got csr_array; convert SciPy's by from_scipy"),
     "SciPy's plus matrix": (lambda: S + A, "got csr_array; convert SciPy's by from_scipy"),

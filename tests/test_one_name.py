@@ -12,6 +12,7 @@ import pytest
 import jaxsparse
 import jaxsparse_fmt
 import solvers
+from jaxsparse_fmt.core import scipy_names
 from tests.process import ROOT, printed
 
 MODULES = {path.stem for path in (ROOT / "jaxsparse").glob("[a-z]*.py")} - {"commands", "process"}
@@ -84,3 +85,9 @@ def test_are_names_of_other_libraries_answered_with_calls_that_exist():
             assert callable(functools.reduce(getattr, path.split("."), jaxsparse))
     with pytest.raises(AttributeError, match="did you mean 'multigrid'"):
         jaxsparse.precond.multigird  # noqa: B018
+    with pytest.raises(AttributeError, match="did you mean 'cg'"):
+        jaxsparse.CG  # noqa: B018
+    A = jaxsparse.eye(3)
+    for name, call in scipy_names.ELSEWHERE.items():
+        with pytest.raises(AttributeError, match=re.escape(f"has no attribute {name!r}; take {call}")):
+            getattr(A, name)

@@ -1,9 +1,9 @@
 """Whether a tree function changed the index arrays of a matrix, as `jax.tree.map(lambda a: 2 * a, A)` does.
 
-The static part of a matrix's tree ends with an `Origin`: 1 if its index arrays were changed, and a weak reference to the
-matrix. So what is made by that tree compares its index arrays with those of the matrix: by identity, which is all that
-`jit` and filtered optimizers need, and by their numbers only if they are other arrays. A matrix found to be changed
-refuses to be used. Its tree differs from those of others, so that no compiled program takes it for one of them.
+The static part of a matrix's tree ends with an `Origin`: 1 if its index arrays were changed, and a weak reference to
+the matrix. So what is made by that tree compares its index arrays with those of the matrix: by identity, which is all
+that `jit` and filtered optimizers need, and by their numbers only if they are other arrays. A matrix found to be
+changed refuses to be used. Its tree differs from those of others, so that no compiled program takes it for one of them.
 
 In a trace the numbers are unknown: there the primitive that made an index array decides.
 """

@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Callable
-from typing import Any, ClassVar, NoReturn, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
 import jax
 import jax.numpy as jnp
@@ -19,14 +19,18 @@ from jaxsparse_fmt.core.basis import Operator
 
 # Operations that build a matrix from matrices on one device, by name; `algebra/operations.py` fills it.
 OPERATORS: dict[str, Callable[..., Any]] = {}
+# Names of other libraries' matrices, and the calls that stand for them here.
+ELSEWHERE = dict.fromkeys(("in_structure", "out_structure"), "jaxsparse.lineax.SparseOperator(A) for lineax")
+ELSEWHERE |= dict.fromkeys(("indices", "indptr"), "A.csr_arrays()") | {"eliminate_zeros": "jaxsparse.prune(A)"}
+ELSEWHERE |= {name: f"A.data.{name}(), of the stored entries alone" for name in ("max", "mean", "min")}
 MOST_DRAWN = 5_000_000  # entries of a matrix whose picture a notebook shows; a picture needs the pattern on the host
 
 
 def _of_entries(sign: str) -> Callable[[Any, Any], NoReturn]:
     def refuse(self: Any, other: Any) -> NoReturn:
         raise TypeError(
-            f"a matrix has no A {sign} b; on its entries this is A.with_data(A.data {sign} b), and a power of the matrix "
-            "is a product, A @ A"
+            f"a matrix has no A {sign} b; on its entries this is A.with_data(A.data {sign} b), and a power of the "
+            "matrix is a product, A @ A"
         )
 
     return refuse
@@ -213,6 +217,13 @@ class ScipyNames(Operator):
             return self._transposed(jnp.ones(self.shape[0], self.dtype))
         rows = self @ jnp.ones(self.shape[1], self.dtype)
         return rows.sum() if axis is None else rows
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            call = ELSEWHERE.get(name)
+            hint = f"; take {call}" if call else ""
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=self)
 
     __iter__ = None  # else Python would iterate by A[0], A[1], …
 

@@ -41,6 +41,10 @@ _NOT_MATRIX_MARKET = (
     (rb"\Z", "the file is empty: fetch or write it again"),
     (rb"version https://git-lfs", "this is a Git LFS pointer: run `git lfs pull` for the matrix"),
     (rb"\s*<", "this is a web page or XML: download the matrix file itself"),
+    (
+        rb"PK\x03\x04(?s:.{26,40})\.npy",
+        "it is an .npz file: take jaxsparse.load(path), or for SciPy's from_scipy(scipy.sparse.load_npz(path))",
+    ),
     (rb"PK\x03\x04|(?s:.{257})ustar", "this is an archive: unpack it and name the .mtx inside"),
     (rb"\s+%%MatrixMarket", "blank space stands before the %%MatrixMarket banner: remove it"),
     (rb"%MatrixMarket", "the banner starts with one % sign: make it %%MatrixMarket"),
@@ -118,7 +122,8 @@ def _read_head(path: str, file: BinaryIO, size: int) -> Head:
     if not re.match(rb"(?i)%%MatrixMarket\s", start):
         start += file.read(4096)
         cure = next(cure for sign, cure in _NOT_MATRIX_MARKET if re.match(sign, start))
-        raise fault(path, 1, f"{shown(start)} is not Matrix Market; {cure}")
+        begin = "this" if b"\0" in start[:64] else shown(start)
+        raise fault(path, 1, f"{begin} is not Matrix Market; {cure}")
 
     banner = start.lower().split()
     if len(banner) != 5 and b"\r" in start.strip():

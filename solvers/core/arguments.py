@@ -79,6 +79,8 @@ class Ravel:
 
     def vector(self, a: Any, name: str) -> Array:
         """The leaves of `a` as one vector [n]. ValueError: another structure or other shapes."""
+        if isinstance(a, list) and jax.tree_util.treedef_is_leaf(self.tree):  # of the numbers of one array
+            a = as_floating(a, name)
         leaves, tree = jax.tree.flatten(a)
         if (tree, tuple(map(jnp.shape, leaves))) != (self.tree, self.shapes):
             like = jax.tree.unflatten(self.tree, self.shapes)

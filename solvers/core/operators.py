@@ -169,6 +169,9 @@ def operator(A: Any, n: int, name: str) -> Operator:
             hint = "; lsmr takes a rectangular A"
         if manual := jax.sharding.get_abstract_mesh().manual_axes:
             hint += f"; inside shard_map over {manual} b is one device's piece: call the solver outside of shard_map"
+        if name == "A" and len(shape) == 2 and shape[0] == shape[1]:
+            takes = f"({shape[0]},) or ({shape[0]}, k)"
+            raise ValueError(f"b has length {n}; A of shape {shape} takes b of shape {takes}{hint}")
         raise ValueError(f"{name} has shape {shape}; a system with b of length {n} needs ({n}, {n}){hint}")
     return wrapped(A, name)
 
@@ -229,7 +232,7 @@ def refuse_scipy(A: Any, name: str) -> None:
         )
     if type(A).__module__.partition(".")[0] == "scipy":
         raise TypeError(
-            f"{name} is SciPy's; convert a sparse matrix once with jaxsparse_fmt.from_scipy, and write a "
+            f"{name} is SciPy's; convert a sparse matrix once with jaxsparse.from_scipy, and write a "
             "LinearOperator as a function of jax.numpy"
         )
 

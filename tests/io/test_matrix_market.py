@@ -181,6 +181,11 @@ def test_a_damaged_archive_is_refused(write):
     ("text", "line", "said"),
     [
         ("", 1, "empty"),
+        (
+            "PK\x03\x04" + 26 * "\0" + "shape.npy",
+            1,
+            "this is not Matrix Market; it is an .npz file: take jaxsparse.load",
+        ),
         ("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", 1, "git lfs pull"),
         ("<!DOCTYPE html>\n<html></html>\n", 1, "web page"),
         ("\n" + BANNER + "1 1 0\n", 1, "blank space"),

@@ -262,6 +262,7 @@ def solved(A, b=B, solver=OURS, **options):
     ("call", "error", "match"),
     [
         (lambda: SparseOperator(DEFINITE), TypeError, "from_scipy"),
+        (lambda: lx.linear_solve(stored(DEFINITE), B, OURS), AttributeError, r"lineax.SparseOperator\(A\)"),
         (lambda: SparseOperator(np.ones(3)), TypeError, "must be a matrix"),
         (lambda: SparseOperator(lambda v: v), TypeError, "must be a matrix"),
         (lambda: SparseOperator(Opaque()), TypeError, "Opaque"),

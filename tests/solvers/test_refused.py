@@ -63,7 +63,7 @@ def raises(_):
 
 # Solver, arguments, options, and what stands in the message of a ValueError.
 VALUES = [
-    (cg, (E, np.ones(4)), {}, r"A has shape \(3, 3\); a system with b of length 4 needs \(4, 4\)"),
+    (cg, (E, np.ones(4)), {}, r"b has length 4; A of shape \(3, 3\) takes b of shape \(3,\) or \(3, k\)"),
     (cg, (np.ones((2, 3)), np.ones(2)), {}, r"needs \(2, 2\); lsmr takes a rectangular A"),
     (cg, (np.ones((3, 4)), ONES), {}, r"shape \(3, 4\)"),
     (cg, (E, np.ones((3, 2, 2))), {}, r"a vector of shape \(n,\).*got \(3, 2, 2\)"),
@@ -81,6 +81,7 @@ VALUES = [
     (cg, (E, ONES), {"M": precond.jacobi}, r"Pass M=jacobi\(A\)"),
     (cg, (lambda v: v[:2], ONES), {}, r"A·v must be a vector of shape \(3,\) like v; got \(2,\)"),
     (cg, (doubled, TREE, {"u": ONES}), {}, "x0 must have b's structure and shapes"),
+    (cg, (doubled, ONES, [0.0] * 2), {}, r"x0 has shape \(2,\); it must have b's, \(3,\)"),
     (cg, (doubled, TREE, TREE | {"v": TREE["u"]}), {}, r"x0 must have.*got .*\(2, 3\).*\(2, 3\)"),
     (cg, (lambda t: t["u"], {"u": E}), {}, "A·v must have b's structure"),
     (cg, (E, ONES), UNROLLED | {"maxiter": None}, "needs maxiter=, the number of steps; got None"),
@@ -131,7 +132,7 @@ VALUES = [
     (solve, (A, B), {"method": "direct", "M": None}, "takes no M"),
     (solve, (A, B), {"rtol": -1}, "rtol must be a number from 0 up"),
     (solve, (A, B), {"maxiter": -1}, "maxiter"),
-    (solve, (A, ONES), {}, "a system with b of length 3 needs"),
+    (solve, (A, ONES), {}, "b has length 3; A of shape"),
     (solve, (A, B), {"M": raises}, "mine"),  # not swallowed
     (solve, (A, B), {"M": E}, r"M has shape \(3, 3\)"),
     (solve, (lambda v: A @ v, B), {"method": "minres"}, "diagonal"),
