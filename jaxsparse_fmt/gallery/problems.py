@@ -192,7 +192,7 @@ def power_law(n: int, mean: float = 16.0, exponent: float = 2.5, seed: int = 0) 
         seed: of NumPy's default generator.
 
     Raises:
-        ValueError: an argument outside these ranges.
+        ValueError: an argument outside these ranges, or an exponent so close to 2 that a large graph is not found.
 
     Examples:
       >>> js.gallery.power_law(64).shape
@@ -207,9 +207,20 @@ def power_law(n: int, mean: float = 16.0, exponent: float = 2.5, seed: int = 0) 
     names = rng.permutation(n)
     power = (exponent - 1) / (exponent - 2)
     nnz = round(n * mean)
-    places = np.empty(0, np.int64)
+    places, drawn = np.empty(0, np.int64), 0
     while places.size < nnz:
         missing = nnz - places.size
+        if drawn > 50 * (nnz + 100):
+            if n > 4096:
+                raise ValueError(
+                    f"{drawn} draws with exponent={exponent} found {places.size} places; take a larger one"
+                )
+            # What such draws would find in the end: the largest of random keys (Gumbel's distribution).
+            weight = np.log(np.diff((np.arange(n + 1) / n) ** (1 / power)))[np.argsort(names)]
+            keys = (weight[:, None] + weight + rng.gumbel(size=(n, n))).ravel()
+            places = np.sort(np.argpartition(-keys, nnz - 1)[:nnz])
+            break
+        drawn += missing + missing // 4 + 100
         rank = n * rng.random((2, missing + missing // 4 + 100)) ** power
         row, col = names[rank.astype(np.int64)]
         places = np.sort(np.concatenate([places, row * n + col]))

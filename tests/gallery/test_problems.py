@@ -112,6 +112,14 @@ def test_clamping_removes_the_first_layer_of_nodes():
     np.testing.assert_array_equal(gallery.elasticity((3, 3, 2)).toarray(), floating[18:, 18:])
 
 
+def test_is_a_graph_of_an_exponent_close_to_two_found_without_drawing_for_ever():
+    """Most draws repeat the places of the heaviest row and column."""
+    matrix = gallery.power_law(64, exponent=2 + 1e-9)
+    matrix.check_format()
+    assert matrix.nnz == 1024 and matrix.has_canonical_format
+    assert np.count_nonzero(np.diff(matrix.indptr) == 64) == 1
+
+
 @pytest.mark.parametrize("name", ["power_law", "irregular"])
 def test_a_seed_says_everything_about_a_random_matrix(name):
     make = getattr(gallery, name)
