@@ -110,7 +110,7 @@ class Faces(abc.ABC):
     def _made_by(self, mark: int, leaves: list[str]) -> None:
         """Notes whether the tree that made this matrix did so of other index arrays (`origin.py`)."""
         if origin.is_changed(self, mark, leaves):
-            self.__dict__["_is_changed"] = True
+            object.__setattr__(self, "_is_changed", True)
 
     def _check_single(self) -> None:
         """Raises ValueError for a stack of matrices, or one of changed index arrays."""
