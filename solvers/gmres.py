@@ -127,7 +127,7 @@ def _put(rows: Array, row: Array, place: Any) -> Array:
 
 def step(space: Space, A: Map, M: Map, work: Work) -> tuple[Work, Array, Array]:
     V, Z, Q, row, first, columns, diagonal, most, g, j, size = work
-    t, restart = jnp.max(j, initial=0), V.shape[-2] - 1  # every column that still moves is at step t
+    t, restart = lax.reduce_max(j, [*range(j.ndim)]), V.shape[-2] - 1  # every column that still moves is at step t
     v = lax.dynamic_index_in_dim(V, t, V.ndim - 2, keepdims=False, allow_negative_indices=False).T
     z = M(v)
     w, h = orthogonal(space, V, A(z), t)

@@ -12,7 +12,7 @@ import functools
 from typing import Any, NamedTuple, Unpack
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from jaxsparse_fmt._one_kernel import one_kernel
 from solvers.core import arguments
@@ -84,7 +84,7 @@ def start(space: Space, A: Map, M: Map, r: Array, squared: Array, last: None, *,
 def step(space: Space, A: Map, M: Map, work: Work) -> tuple[Work, Array, Array]:
     x, r, P, U, G, C, omega, j, first = work
     s = P.shape[0]
-    k = jnp.max(j, initial=0) % (s + 1)  # every column that still moves is at the same step
+    k = lax.reduce_max(j, [*range(j.ndim)]) % (s + 1)  # every column that still moves is at the same step
     inside = k < s  # else the step that enters the next space
     f = space.sum(_onto(P, r))  # a recursion would keep the rounding errors of a cycle's largest residual
     c, scale = _within(C, f, omega, k)
