@@ -184,9 +184,21 @@ class Memory:
     def __init__(self, A: Any, b: Any, asked: Any, settings: Any):
         self.A, self.b, self.asked, self.settings = A, b, asked, settings
         self.leaves, self.tree = jax.tree.flatten(A)
-        self.found = recalled(self.leaves, self.tree)
-        self.order: tuple[Any, ...] = () if self.found is None else self.found.order
-        self.has_values = self.found is not None and self.found.has(self.leaves[0])
+        self._take(recalled(self.leaves, self.tree))
+
+    def _take(self, found: Success | None) -> None:
+        self.found = found
+        self.order: tuple[Any, ...] = () if found is None else found.order
+        self.has_values = found is not None and found.has(self.leaves[0])
+
+    @property
+    def in_words(self) -> str:
+        """What is remembered, in words that are the same in all processes."""
+        is_kept = self.found is not None and self.found.M is not None
+        return f"{[trial.way.name for trial in self.order]} {self.has_values} {is_kept}"
+
+    def forget(self) -> None:
+        self._take(None)
 
     def made(self, name: str | None) -> Any:
         """The preconditioner made before for A's values, or refreshed for them; None: there is none of that name."""

@@ -20,7 +20,7 @@ from jaxsparse_fmt._arguments import check_choice
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import Basis, within
 from solvers.core import arguments, operators
-from solvers.core.operators import described, preconditioner
+from solvers.core.operators import preconditioner
 from solvers.core.program import Entry
 from solvers.core.scaling import Map, scaled
 from solvers.core.space import exponent, norm
@@ -78,7 +78,7 @@ def lobpcg(
         raise ValueError(f"X0 has {p} columns; k = {k} and n = {n} need from {k} to {n}")
     M = preconditioner(M, X0[:, 0], "make X0 complex")
     ends = limits(tol, maxiter)
-    basis.agree(lambda: {"k": k, "which": which, "tol": tol, "maxiter": maxiter, "M": described(M)})
+    basis.agree(lambda: {"k": k, "which": which, "tol": tol, "maxiter": maxiter, "M": M})
     return _solve((k, SIGNS[which]), (A, M), basis, X0, ends)
 
 

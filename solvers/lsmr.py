@@ -25,7 +25,7 @@ from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import within
 from solvers.core import arguments, iterate
 from solvers.core.iterate import Options, System
-from solvers.core.operators import described, preconditioner, traced
+from solvers.core.operators import preconditioner, traced
 from solvers.core.program import Entry
 from solvers.core.scaling import Map, scaled
 from solvers.core.settings import Settings, settled, solver
@@ -104,7 +104,7 @@ def lsmr(A: Any, b: Any, x0: Any = None, *, damp: float = 0.0, **settings: Unpac
         raise TypeError("adjoint must be a solvers.Adjoint for lsmr, which is not unrolled; got 'unrolled'")
     inside, x_basis, b_basis = maps[0]._in_bases()
     limiting = {name: settings.get(name) for name in ("rtol", "atol", "maxiter", "history", "check_every")}
-    b_basis.agree(lambda: vectors | {"damp": damp, "M": described(M)} | limiting)
+    b_basis.agree(lambda: vectors | {"damp": damp, "M": M} | limiting)
     b, x0 = b_basis.placed(b), x_basis.placed(x0)
     bases: Any = x_basis, b_basis
     calls = options.callback is not None or options.progress is not None

@@ -11,7 +11,7 @@ from jax.core import Tracer
 from jaxsparse_fmt._arguments import check_choice
 from jaxsparse_fmt._tracing import in_trace, is_traced
 from solvers.core import arguments
-from solvers.core.operators import Wrapped, call_for, described, is_function, operator, preconditioner
+from solvers.core.operators import Wrapped, call_for, is_function, operator, preconditioner
 from solvers.core.settings import Settings, settled, solver
 from solvers.core.solve import by_method
 from solvers.direct import placed_like, reachable
@@ -97,7 +97,7 @@ def solve(
             preconditioner(M, b)  # which refuses a wrong one
     # Before the first program over several processes, which would wait for one that has refused its arguments.
     choice = {"method": method, "symmetric": symmetric, "definite": definite, "remember": remember}
-    checked.basis.agree(lambda: vectors | choice | {"M": described(M)})
+    checked.basis.agree(lambda: vectors | choice | {"M": M})
     numbers = [options[name] for name in ("rtol", "atol", "maxiter")]
     facts = Facts(A, b, not (in_trace() or is_traced(arguments.still((b, x0, numbers)))), symmetric, definite)
     ways = {"function": OF_A_FUNCTION, "sharded": ON_MANY_DEVICES}.get(facts.kind, WAYS)
@@ -111,6 +111,8 @@ def solve(
     if not facts.tries or facts.kind == "function":
         return first_success(A, b, x0, options, facts, ways)
     memory = Memory(arguments.still(A), b, settings, options) if remember and ways in (WAYS, ON_MANY_DEVICES) else None
+    if memory is not None and len({*checked.basis.of_all(memory.in_words)}) > 1:
+        memory.forget()  # what one process has lost all leave, so that all begin with the same way
     try:
         return first_success(A, b, x0, options, facts, ways, memory)
     except NotFinite as found:

@@ -55,10 +55,11 @@ class Basis:
         return type(self) is type(other) and self.perm is other.perm
 
     def agree(self, given: Callable[[], dict[str, Any]]) -> None:
-        """Raises an error if arguments, by name, differ between the processes that solve together; not inside a trace.
+        """Raises an error if arguments, by name, differ between processes that solve together; not inside a trace."""
 
-        Of arrays on devices only dtype and shape are compared.
-        """
+    def of_all(self, value: Any) -> list[Any]:
+        """The value of each process that solves together; all of them must call this."""
+        return [value]
 
     def placed(self, x: Any) -> Any:
         """x, a concrete vector of the user, where the basis can take it; raises an error if it cannot."""
@@ -124,8 +125,9 @@ class Operator:
     def _agree(self, **given: Any) -> None:
         """Raises an error if arguments differ between the processes that hold the operator."""
 
-    def _failing_together(self) -> contextlib.AbstractContextManager[None]:
-        """A context in which what one of the processes that hold the operator refuses, all refuse."""
+    def _failing_together(self, operation: str) -> contextlib.AbstractContextManager[None]:
+        """A context of an operation: what is raised there in one of the processes that hold the operator, all raise."""
+        del operation
         return contextlib.nullcontext()
 
 

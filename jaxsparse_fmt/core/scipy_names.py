@@ -105,7 +105,7 @@ class ScipyNames(Operator):
         Raises:
           TypeError: a dtype that cannot hold the values. ValueError: 64 bits while `jax_enable_x64` is off.
         """
-        with self._failing_together():
+        with self._failing_together("astype"):
             dtype = requested_dtype(dtype)
             check_keeps_imaginary(self.dtype, dtype)
             self._agree(dtype=dtype)
@@ -119,7 +119,8 @@ class ScipyNames(Operator):
                 "entry of two matrices A.multiply(B)"
             )
         scalar = number(scalar)
-        self._agree(factor=scalar)
+        with self._failing_together("A * s"):
+            self._agree(factor=scalar)
         if not isinstance(scalar, jax.Array) and np.isfinite(scalar):
             return self._each(lambda values: values * scalar)
         return self._each(lambda values: _times(values, scalar))
@@ -351,7 +352,8 @@ def spmv(A: Any, x: Any, y: Any = None, alpha: Any = 1.0, beta: Any = 0.0) -> Ar
       >>> np.allclose(js.spmv(A, b, b, alpha=2.0, beta=1.0), 2 * (A @ b) + b)
       True
     """
-    A._agree(alpha=alpha, beta=beta, y=y)
+    with A._failing_together("spmv"):
+        A._agree(alpha=alpha, beta=beta, y=y)
     product = A @ x
     alpha, beta = (a.item() if isinstance(a, np.generic) else number(a) for a in (alpha, beta))  # weak dtypes
     product = product if isinstance(alpha, (int, float)) and alpha == 1 else alpha * product

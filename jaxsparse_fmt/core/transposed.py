@@ -78,8 +78,8 @@ class Transposed(OnOneDevice):
         A, x_basis, y_basis = self.A._in_bases()
         return Transposed(A), y_basis, x_basis
 
-    def _failing_together(self) -> AbstractContextManager[None]:
-        return self.A._failing_together()
+    def _failing_together(self, operation: str) -> AbstractContextManager[None]:
+        return self.A._failing_together(f"{operation}, transposed")
 
     def _each(self, f: Callable[[Array], Array]) -> "Transposed":
         return Transposed(self.A._each(f))

@@ -17,6 +17,7 @@ from jaxsparse_fmt._tracing import concrete, is_traced
 from jaxsparse_fmt.core.scipy_names import ScipyNames
 from jaxsparse_fmt.distributed.halo import exchange
 from jaxsparse_fmt.distributed.local import Shards
+from jaxsparse_fmt.distributed.processes import named
 
 Array = jax.Array
 
@@ -44,14 +45,14 @@ class ShardedAlgebra(ScipyNames):
           ValueError: the patterns or their distributions differ, or are traced and not the same arrays. TypeError: one
             is no sharded matrix, but its transpose, whose entries lie on other devices, or a matrix of one device.
         """
-        with self._failing_together():
+        with self._failing_together(operation):
             for M in (self, other):
                 if not isinstance(M, ShardedAlgebra):
                     raise TypeError(
                         f"{operation} of sharded matrices moves no entries, so it takes two of the same pattern, got "
                         f"a {type(M).__name__}; combine the matrices before `shard`, as in shard(S + S.T, mesh)"
                     )
-            self._agree(operation=operation)
+            self._agree(B=other.shards.blocks[0].values)
         mine, others = index_arrays(self), index_arrays(other)
         same = jax.tree.structure(self) == jax.tree.structure(other)
         if same and any(a is not b for a, b in zip(mine, others, strict=True)):
@@ -94,7 +95,7 @@ class ShardedAlgebra(ScipyNames):
         return with_values(self, _shifted(self, self._vector(s, self.range, 0, "shift")))
 
     def _vector(self, d: Any, basis: Any, axis: int, name: str) -> Array:
-        with self._failing_together():
+        with self._failing_together(name):
             self._check_devices()
             n = self.shape[axis]
             vector = as_floating(d, "d")
@@ -112,7 +113,9 @@ def with_values(A: Any, values: tuple[Array, ...]) -> Any:
 
 
 def with_blocks(A: Any, blocks: Iterable[Any]) -> Any:
-    return dataclasses.replace(A, shards=dataclasses.replace(A.shards, blocks=tuple(blocks)))
+    A = dataclasses.replace(A, shards=dataclasses.replace(A.shards, blocks=tuple(blocks)))
+    named(A.shards.blocks[0].values)
+    return A
 
 
 def index_arrays(A: Any) -> list[Array]:

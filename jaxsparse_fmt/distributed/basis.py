@@ -31,7 +31,7 @@ from jaxsparse_fmt.distributed import halo
 from jaxsparse_fmt.distributed.delivery import needed
 from jaxsparse_fmt.distributed.distribution import Distribution, placing_mesh
 from jaxsparse_fmt.distributed.halo import Exchange, exchange
-from jaxsparse_fmt.distributed.processes import agree, alone
+from jaxsparse_fmt.distributed.processes import agree, alone, everyones
 
 Array = jax.Array
 
@@ -71,6 +71,9 @@ class EnteredBasis(Basis):
     def agree(self, given: Callable[[], dict[str, Any]]) -> None:
         if not alone(self.over.mesh) and not in_trace():
             agree(given, self.over.mesh)
+
+    def of_all(self, value: Any) -> list[Any]:
+        return [*everyones(lambda: {jax.process_index(): value}, self.over.mesh).values()]
 
 
 @pytree

@@ -22,7 +22,7 @@ from jaxsparse_fmt.distributed.delivery import needed
 from jaxsparse_fmt.distributed.distribution import Distribution, placing_mesh
 from jaxsparse_fmt.distributed.local import Shards
 from jaxsparse_fmt.distributed.matrix import BuildRecord, ShardedMatrix
-from jaxsparse_fmt.distributed.processes import agree, alone, everyones, of_each
+from jaxsparse_fmt.distributed.processes import agree, alone, everyones, failing_together, named, of_each
 from jaxsparse_fmt.distributed.row_partition import Imbalance
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.order import permuted
@@ -71,19 +71,20 @@ def shard(
       >>> js.cg(D, b, rtol=1e-8).status
       <Status.CONVERGED: 0>
     """
-    axis, parts, mesh = _axis_and_mesh(mesh, axis)
+    with failing_together(mesh, "shard"):
+        axis, parts, mesh = _axis_and_mesh(mesh, axis)
 
-    def prepared() -> dict[str, Any]:
-        csr, target = checked(S, dtype, backend, max_bytes)
-        request = Request(mesh, mode, format, layout, target)
-        starts, perm = row_partition.partition(csr, parts, by, reorder)
-        return {"S": csr, "axis": axis, "request": request, "starts": starts, "perm": perm}
+        def prepared() -> dict[str, Any]:
+            csr, target = checked(S, dtype, backend, max_bytes)
+            request = Request(mesh, mode, format, layout, target)
+            starts, perm = row_partition.partition(csr, parts, by, reorder)
+            return {"S": csr, "axis": axis, "request": request, "starts": starts, "perm": perm}
 
-    given = agree(prepared, mesh)
-    starts, perm = given["starts"], given["perm"]
-    csr, entry = permuted(given["S"], perm)
-    columns = starts if csr.shape[0] == csr.shape[1] else row_partition.equal(csr.shape[1], parts)
-    return assemble(lambda k: csr[starts[k] : starts[k + 1]], starts, columns, axis, given["request"], perm, entry)
+        given = agree(prepared, mesh)
+        starts, perm = given["starts"], given["perm"]
+        csr, entry = permuted(given["S"], perm)
+        columns = starts if csr.shape[0] == csr.shape[1] else row_partition.equal(csr.shape[1], parts)
+        return assemble(lambda k: csr[starts[k] : starts[k + 1]], starts, columns, axis, given["request"], perm, entry)
 
 
 def shard_from_rows(
@@ -122,26 +123,27 @@ def shard_from_rows(
       >>> D.shape
       (16, 16)
     """
-    axis, parts, mesh = _axis_and_mesh(mesh, axis)
+    with failing_together(mesh, "shard_from_rows"):
+        axis, parts, mesh = _axis_and_mesh(mesh, axis)
 
-    def prepared() -> dict[str, Any]:
-        size = whole_number("n", n)
-        cuts = _cuts(starts, size, parts)
-        stored = checked(rows_of(0, 0), None, backend)[1].dtype if dtype is None else requested_dtype(dtype)
-        request = Request(mesh, mode, format, layout, Target(stored, backend, max_bytes))
-        return {"n": size, "axis": axis, "request": request, "starts": cuts}
+        def prepared() -> dict[str, Any]:
+            size = whole_number("n", n)
+            cuts = _cuts(starts, size, parts)
+            stored = checked(rows_of(0, 0), None, backend)[1].dtype if dtype is None else requested_dtype(dtype)
+            request = Request(mesh, mode, format, layout, Target(stored, backend, max_bytes))
+            return {"n": size, "axis": axis, "request": request, "starts": cuts}
 
-    given = agree(prepared, mesh)
-    n, cuts, request = given["n"], given["starts"], given["request"]
+        given = agree(prepared, mesh)
+        n, cuts, request = given["n"], given["starts"], given["request"]
 
-    def rows(k: int) -> Csr:
-        start, stop = cuts[k : k + 2].tolist()
-        csr, _ = checked(rows_of(start, stop), request.target.dtype, backend)
-        if csr.shape != (stop - start, n):
-            raise ValueError(f"rows_of({start}, {stop}) must give a matrix {(stop - start, n)}; got {csr.shape}")
-        return csr
+        def rows(k: int) -> Csr:
+            start, stop = cuts[k : k + 2].tolist()
+            csr, _ = checked(rows_of(start, stop), request.target.dtype, backend)
+            if csr.shape != (stop - start, n):
+                raise ValueError(f"rows_of({start}, {stop}) must give a matrix {(stop - start, n)}; got {csr.shape}")
+            return csr
 
-    return assemble(rows, cuts, cuts, axis, request)
+        return assemble(rows, cuts, cuts, axis, request)
 
 
 def _cuts(starts: Any, n: int, parts: int) -> np.ndarray:
@@ -205,6 +207,7 @@ def assemble(
     held = {k: arrays(k) for k in cut}
     everyones(lambda: _check_fits(held, mesh), mesh)  # the last agreement: no process may fail alone after it
     shards, route, entries_route = over_rows.spread(held)
+    named(shards.blocks[0].values)
     domain = ShardedBasis(route=route, key=key, over=over_columns)
     return ShardedMatrix(
         shards,

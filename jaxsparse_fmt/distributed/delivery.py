@@ -3,7 +3,6 @@
 The rows of a shard are in canonical CSR with all columns, numbered as in `entries.py`.
 """
 
-import functools
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -11,12 +10,11 @@ from typing import Any
 import jax
 import numpy as np
 import scipy
-from jax import lax
-from jax.sharding import Mesh, NamedSharding
 
 from jaxsparse_fmt._types import Csr
+from jaxsparse_fmt.distributed import messages
 from jaxsparse_fmt.distributed.distribution import Distribution
-from jaxsparse_fmt.distributed.processes import everyones, of_each, of_processes, outside_traces, spread_message
+from jaxsparse_fmt.distributed.processes import alone, everyones, of_each
 
 Pieces = dict[int, Csr]  # rows by shard
 Messages = dict[int, dict[int, Any]]  # by shard, then by the other shard
@@ -25,50 +23,27 @@ Messages = dict[int, dict[int, Any]]  # by shard, then by the other shard
 def delivered(make: Callable[[], Messages], over: Distribution) -> Messages:
     """The messages to each shard of this process, by rising sender; all processes must call this.
 
-    make() returns those from each shard of this process, by receiver: any objects that can be pickled. They travel as
-    bytes between one device of each process, in one round to the next process, one to that after it, and so on; rounds
-    without messages are left out. What make() raises in one process, all processes raise.
+    make() returns those from each shard of this process, by receiver: any objects that can be pickled. Those for other
+    processes wait with JAX's coordination service until an agreement. What make() raises in one process, all raise.
     """
     made: Messages = {}
-    packed: list[bytes] = []
-    me, holders = jax.process_index(), over.holders
+    me, holders, number = jax.process_index(), over.holders, messages.rounds()
 
-    def lengths() -> dict[int, Any]:
+    def left() -> dict[int, Any]:
         made.update(make())
         sent = {s: to for s, to in made.items() if holders[s][-1] == me}  # by one of the processes with the shard
-        for process in range(jax.process_count()):
-            lacks = [(s, t) for s in sent if process not in holders[s] for t in sent[s] if process in holders[t]]
-            packed.append(pickle.dumps({(s, t): sent[s][t] for s, t in lacks}) if lacks else b"")
-        return {me: [*map(len, packed)]}
+        for process in range(jax.process_count() if sent and not alone(over.mesh) else 0):
+            lacks = {(s, t) for s in sent if process not in holders[s] for t in sent[s] if process in holders[t]}
+            if lacks:
+                messages.leave_for(process, number, pickle.dumps({(s, t): sent[s][t] for s, t in lacks}))
+        return {}
 
-    size_of = everyones(lengths, over.mesh)
+    everyones(left, over.mesh)
     received = {t: {s: made[s][t] for s in made if t in made[s]} for t in made}
-    count = len(size_of)
-    for step in range(1, count):
-        if longest := max(size_of[process][(process + step) % count] for process in range(count)):
-            message = _from_before(packed[(me + step) % count], longest, step, over.mesh)
-            message = message[: size_of[(me - step) % count][me]]
-            for (s, t), m in (pickle.loads(message) if message else {}).items():
-                received[t][s] = m
+    for message in [] if alone(over.mesh) else messages.found(number):
+        for (s, t), m in pickle.loads(message).items():
+            received[t][s] = m
     return {t: dict(sorted(by_sender.items())) for t, by_sender in received.items()}
-
-
-def _from_before(message: bytes, longest: int, step: int, mesh: Mesh) -> bytes:
-    """The message, of at most `longest` bytes, of the process `step` before this one; this one's goes `step` ahead."""
-    over, width = of_processes(mesh), 1 << (longest - 1).bit_length()  # so that few sizes are compiled
-
-    def permuted() -> bytes:
-        return np.asarray(_permuted(spread_message(message, width, over), step, over).addressable_data(0)).tobytes()
-
-    return outside_traces(permuted)
-
-
-@functools.partial(jax.jit, static_argnums=(1, 2))
-def _permuted(messages: jax.Array, step: int, over: NamedSharding) -> jax.Array:
-    """The messages [processes, size] of one round, each at its receiver."""
-    ring = [(k, (k + step) % over.mesh.size) for k in range(over.mesh.size)]
-    permute = functools.partial(lax.ppermute, axis_name="process", perm=ring)
-    return jax.shard_map(permute, mesh=over.mesh, in_specs=over.spec, out_specs=over.spec)(messages)
 
 
 def needed(indices: np.ndarray, start: int, stop: int) -> np.ndarray:

@@ -14,7 +14,7 @@ import numpy as np
 import scipy
 
 from jaxsparse_fmt._dtypes import index_dtype
-from jaxsparse_fmt._tracing import is_traced
+from jaxsparse_fmt._tracing import in_trace, is_traced
 from jaxsparse_fmt._types import Csr
 from jaxsparse_fmt.distributed.delivery import Pieces, stacked
 from jaxsparse_fmt.distributed.distribution import Distribution
@@ -136,8 +136,8 @@ def inner_numbers(over: Distribution) -> Array:
 
 def _untraced(f: Any, arrays: Any, mesh: Any) -> Any:
     """f(arrays), which a traced function may close over: in a thread, since shard_map is refused inside that trace."""
-    if is_traced(arrays):
-        return f(arrays)  # JAX refuses to read the result, in words
+    if is_traced(arrays) or not in_trace():
+        return f(arrays)  # of traced arrays JAX refuses to read the result, in words
 
     def called(_: Any) -> Any:
         with jax.set_mesh(mesh):

@@ -42,7 +42,7 @@ from jaxsparse_fmt.distributed import entries
 from jaxsparse_fmt.distributed.algebra import ShardedAlgebra, of_blocks, with_blocks, with_values
 from jaxsparse_fmt.distributed.basis import EnteredBasis, ShardedBasis, lies_on
 from jaxsparse_fmt.distributed.local import Shards
-from jaxsparse_fmt.distributed.processes import failing_together
+from jaxsparse_fmt.distributed.processes import failing_together, named
 from jaxsparse_fmt.distributed.row_partition import Imbalance
 from jaxsparse_fmt.kernels.layout.address import row_pointers
 
@@ -161,10 +161,12 @@ class ShardedMatrix(ShardedAlgebra):
         """
         if self.domain.over.is_manual:
             return self._of_piece("A.in_basis @ x", Shards.product, x, self.domain)
-        with self._failing_together():
+        with self._failing_together("A @ x"):
             self._check_devices()
             x = self.domain.accept(as_vector(x, self, 1), x)
-        return _product(self, x) if self.is_entered else self.range.leave(_product(self, self.domain.enter(x)), x)
+        if self.is_entered:
+            return named(_product(self, x))
+        return named(self.range.leave(_product(self, self.domain.enter(x)), x))
 
     def _of_piece(self, what: str, f: Callable[[Shards, Array], Array], x: Any, basis: ShardedBasis) -> Array:
         over, count = basis.over, self.shards.blocks[0].values.shape[0]
@@ -200,10 +202,12 @@ class ShardedMatrix(ShardedAlgebra):
         if self.range.over.is_manual:
             back = functools.partial(Shards.transposed, size=self.domain.over.size)
             return self._of_piece("A.in_basis.T @ x", back, y, self.range)
-        with self._failing_together():
+        with self._failing_together("A.T @ x"):
             self._check_devices()
             y = self.range.accept(as_vector(y, self, 0), y)
-        return _back(self, y) if self.is_entered else self.domain.leave(_back(self, self.range.enter(y)), y)
+        if self.is_entered:
+            return named(_back(self, y))
+        return named(self.domain.leave(_back(self, self.range.enter(y)), y))
 
     @property
     def T(self) -> Transposed:
@@ -231,6 +235,12 @@ class ShardedMatrix(ShardedAlgebra):
         self._check_devices()
         return dataclasses.replace(self, is_entered=True), self.domain, self.range
 
+    def _begin(self, operation: str) -> None:
+        """The check of an operation that takes only the matrix; all processes agree that they call it."""
+        with self._failing_together(operation):
+            self._check_devices()
+            self._agree()
+
     def _check_devices(self) -> None:
         """Raises a ValueError if the arrays no longer lie on the devices for which the matrix was made."""
         values = self.shards.blocks[0].values
@@ -255,8 +265,8 @@ class ShardedMatrix(ShardedAlgebra):
     def _agree(self, **given: Any) -> None:
         self.range.agree(lambda: given)
 
-    def _failing_together(self) -> AbstractContextManager[None]:
-        return failing_together(self.range.over.mesh)
+    def _failing_together(self, operation: str) -> AbstractContextManager[None]:
+        return failing_together(self.range.over.mesh, operation, self.shards.blocks[0].values)
 
     def _each(self, f: Callable[[Array], Array]) -> Self:
         """The same matrix with f applied to the values of every block."""
@@ -269,7 +279,7 @@ class ShardedMatrix(ShardedAlgebra):
 
         Unless the number of devices divides nnz every device has all of them; see `padded_data`.
         """
-        self._check_devices()
+        self._begin("data")
         return entries.data(self, False)
 
     @property
@@ -278,7 +288,7 @@ class ShardedMatrix(ShardedAlgebra):
 
         `with_data` takes such an array, too, and ignores its end: gradients by it are no larger than the matrix.
         """
-        self._check_devices()
+        self._begin("padded_data")
         return entries.data(self, True)
 
     @property
@@ -307,7 +317,7 @@ class ShardedMatrix(ShardedAlgebra):
         Raises:
           ValueError: another shape.
         """
-        with self._failing_together():
+        with self._failing_together("with_data"):
             self._check_devices()
             padded = self.data_basis.over.even.places
             size = padded if jnp.shape(data) == (padded,) else self.nnz
@@ -332,7 +342,7 @@ class ShardedMatrix(ShardedAlgebra):
         """
         if not self._is_square:
             raise ValueError(f"a sharded matrix of shape {self.shape} is not square; use A.to_scipy().diagonal()")
-        self._check_devices()
+        self._begin("diagonal")
         d = _diagonal(self)
         return d if self.is_entered else self.range.leave(d)
 
@@ -352,6 +362,7 @@ class ShardedMatrix(ShardedAlgebra):
           ValueError: this is `in_basis`, as for all conversions.
         """
         self._check_users_order("coordinates")
+        self._begin("entries")
         return *entries.coordinates(self), jnp.arange(self.nnz, dtype=index_dtype(self.nnz)), self.data
 
     def csr_arrays(self) -> CsrArrays:
@@ -371,6 +382,7 @@ class ShardedMatrix(ShardedAlgebra):
         Several processes must all call this, and each receives the whole matrix.
         """
         self._check_users_order("entries")
+        self._begin("to_scipy")
         return entries.to_scipy(self)
 
     def asformat(self, name: str, *, max_bytes: int | None = None, **layout: Any) -> SparseMatrix:

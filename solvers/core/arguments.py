@@ -44,11 +44,11 @@ def door(
 
     @functools.wraps(f)
     def called(*args: Parameters.args, **keywords: Parameters.kwargs) -> Result:
-        if not keywords.keys() <= known.keys():
-            raise _unknown_keyword(f.__name__, keywords, known)
         A: Any = args[0] if args else keywords.get("A")
-        together = A._failing_together() if isinstance(A, Operator) else contextlib.nullcontext()
+        together = A._failing_together(f.__name__) if isinstance(A, Operator) else contextlib.nullcontext()
         with together, jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+            if not keywords.keys() <= known.keys():
+                raise _unknown_keyword(f.__name__, keywords, known)
             return f(*args, **(defaults | keywords))  # pyright: ignore[reportCallIssue]
 
     if signature is not None:

@@ -217,12 +217,6 @@ def promoted(*dtypes: Any) -> Any:
     return jax.dtypes.canonicalize_dtype(functools.reduce(jnp.promote_types, dtypes))
 
 
-def described(M: Any) -> tuple[Any, ...]:
-    """What of an operator decides a program, in words that are the same in all processes."""
-    arrays = [a for a in jax.tree.leaves(M) if isinstance(a, jax.Array | np.ndarray)]
-    return type(M).__name__, [(a.shape, str(a.dtype)) for a in arrays]
-
-
 def refuse_scipy(A: Any, name: str) -> None:
     """Raises TypeError: A is an object of SciPy."""
     if type(A).__name__ == "SuperLU":

@@ -13,7 +13,7 @@ from jaxsparse_fmt.core.basis import IDENTITY, Basis, within
 from solvers.core import arguments, precision, unrolled
 from solvers.core.iterate import Method, System
 from solvers.core.linear_solve import Solve
-from solvers.core.operators import UserFunction, described, operator, preconditioner, product_dtype, promoted
+from solvers.core.operators import UserFunction, operator, preconditioner, product_dtype, promoted
 from solvers.core.precision import Narrow
 from solvers.core.program import Entry
 from solvers.core.settings import NUMBERS, Adjoint, as_preconditioner, settled
@@ -83,7 +83,7 @@ def _program_of(method: Method, narrow: Narrow | None, settings: Any) -> dict[st
         adjoint = adjoint.rtol, adjoint.maxiter, adjoint.truncated
     calls = {name: settings[name] is not None for name in ("progress", "callback")}
     rest = {"method": words, "adjoint": adjoint, "narrow": narrow and (str(narrow.dtype), narrow.drop)}
-    return {name: settings[name] for name in NUMBERS} | calls | rest | {"M": described(settings["M"])}
+    return {name: settings[name] for name in NUMBERS} | calls | rest | {"M": settings["M"]}
 
 
 def _in_basis(solve: Solve, maps: tuple[Any, ...], basis: Basis, b: Array, x0: Any, limits: Limits) -> Solution:

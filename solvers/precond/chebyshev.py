@@ -21,7 +21,6 @@ from jaxsparse_fmt._tracing import is_traced, standard_promotion
 from jaxsparse_fmt.core.basis import Basis, Reordered
 from solvers.core import arguments
 from solvers.core.diagonal import operand
-from solvers.core.operators import described
 from solvers.precond import _checks as checks
 from solvers.precond._spectrum import chebyshev_step, spectrum
 
@@ -137,7 +136,7 @@ def chebyshev(A: Any, degree: int = 4, bounds: Any = None, M: Any = None) -> Che
     degree = arguments.int_at_least(degree, "degree", 0)
     A, M = checks.storable(A, n, "A"), None if M is None else checks.storable(M, n, "M")
     ends = None if bounds is None else _positive_interval(bounds, "bounds")
-    in_words = {"degree": degree, "bounds": bounds, "M": described(M)}
+    in_words = {"degree": degree, "bounds": bounds, "M": M}
     A.basis.agree(lambda: in_words)
     if ends is not None:
         return Chebyshev(A, M, jnp.stack(ends), degree, estimated=False)

@@ -32,7 +32,7 @@ from jaxsparse_fmt.core.scipy_names import ScipyNames
 from jaxsparse_fmt.kernels.cpu import aggregation
 from solvers.core import arguments
 from solvers.core.diagonal import operand
-from solvers.core.operators import described, refuse_scipy
+from solvers.core.operators import refuse_scipy
 from solvers.core.space import outside
 from solvers.core.vectors import dot, matmul, ratio, times
 from solvers.precond import _checks as checks
@@ -154,7 +154,7 @@ def coarse_space(A: Any, W: Any, M: Any = None) -> CoarseSpace:
         from solvers.precond._sharded import crossings
 
         A._check_users_order("coarse space")
-        A._agree(W=given, M=described(M))
+        A._agree(W=given, M=M)
         W, R = crossings(A, S, dtype)
     M = jacobi(A) if M is None else M
     order = A.domain if is_sharded else IDENTITY

@@ -132,7 +132,7 @@ def schwarz(A: Any, local: Callable[[Any], Any] = ilu, overlap: int = 0) -> Schw
     overlap = arguments.int_at_least(overlap, "overlap", 0)
     if overlap > 1:
         raise ValueError(f"overlap must be 0 or 1; got {overlap}")
-    A._agree(overlap=overlap, local=getattr(local, "__name__", type(local).__name__))
+    A._agree(overlap=overlap, local=local)
     over, mesh, halo = A.range.over, A.range.over.mesh, A.shards.halo if overlap else Exchange()
     blocks = _blocks(A, halo)
 

@@ -99,6 +99,13 @@ def batch_axes() -> frozenset[Any]:
     return get_axis_env().spmd_axis_names
 
 
+def coordination_client() -> Any:
+    """The client of the service through which the processes of `jax.distributed` find one another: a store of bytes."""
+    from jax._src import distributed
+
+    return distributed.global_state.client
+
+
 def forget_tokens() -> None:
     """Forgets the tokens by which JAX orders and awaits callbacks: those of a program that failed pass its error on."""
     with contextlib.suppress(ImportError, AttributeError):
