@@ -1,7 +1,9 @@
 """The results of solvers, their statuses, and the error of a failed solve."""
 
+import contextlib
 import dataclasses
 import enum
+import re
 from collections.abc import Iterator
 from typing import Any, ClassVar, Self
 
@@ -77,11 +79,25 @@ _MESSAGES = {
 
 
 class SolverError(RuntimeError):
-    """Raised by `Solution.raise_for_status`; `status` holds the cause."""
+    """Raised by `Solution.raise_for_status`; `status` holds the cause. None: another process is gone."""
 
-    def __init__(self, status: Status, text: str):
+    def __init__(self, status: Status | None, text: str):
         super().__init__(text)
         self.status = status
+
+
+@contextlib.contextmanager
+def noticing_lost_processes() -> Iterator[None]:
+    """A context in which an error that tells of the end of another process is a SolverError."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        if getattr(error, "is_of_lost_process", False):
+            raise SolverError(None, str(error)) from error
+        if not re.search(r"\b(Gloo|NCCL)\b", str(error)):
+            raise
+        cure = "start all of them again, from the last checkpoint if there is one (examples/checkpoint.py)"
+        raise SolverError(None, f"another process is gone, or out of step: {cure}. XLA: {error}") from error
 
 
 class Outcome:
@@ -95,7 +111,8 @@ class Outcome:
     @property
     def status(self) -> Status | Array:
         """A `Status`; inside jit, or for several solves at once, the code array."""
-        return Status(int(self.code)) if is_one_number(self.code) else self.code
+        with noticing_lost_processes():
+            return Status(int(self.code)) if is_one_number(self.code) else self.code
 
     @property
     def iterations(self) -> int | Array:
@@ -121,7 +138,8 @@ class Outcome:
           SolverError: a solve failed; the message names the cause and the cure. TypeError: inside jit or vmap.
         """
         try:
-            worst = Status(int(jnp.max(self._failure)))
+            with noticing_lost_processes():
+                worst = Status(int(jnp.max(self._failure)))
         except jax.errors.ConcretizationTypeError:
             cure = "call it on the result that the jitted function returns, or take sol.success inside"
             raise TypeError(f"raise_for_status needs the status as a number, which is traced here: {cure}") from None

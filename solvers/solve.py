@@ -111,7 +111,7 @@ def solve(
     if not facts.tries or facts.kind == "function":
         return first_success(A, b, x0, options, facts, ways)
     memory = Memory(arguments.still(A), b, settings, options) if remember and ways in (WAYS, ON_MANY_DEVICES) else None
-    if memory is not None and len({*checked.basis.of_all(memory.in_words)}) > 1:
+    if memory is not None and len({*checked.basis._of_all(memory.in_words)}) > 1:
         memory.forget()  # what one process has lost all leave, so that all begin with the same way
     try:
         return first_success(A, b, x0, options, facts, ways, memory)

@@ -57,7 +57,7 @@ class Basis:
     def agree(self, given: Callable[[], dict[str, Any]]) -> None:
         """Raises an error if arguments, by name, differ between processes that solve together; not inside a trace."""
 
-    def of_all(self, value: Any) -> list[Any]:
+    def _of_all(self, value: Any) -> list[Any]:
         """The value of each process that solves together; all of them must call this."""
         return [value]
 

@@ -72,7 +72,7 @@ class EnteredBasis(Basis):
         if not alone(self.over.mesh) and not in_trace():
             agree(given, self.over.mesh)
 
-    def of_all(self, value: Any) -> list[Any]:
+    def _of_all(self, value: Any) -> list[Any]:
         return [*everyones(lambda: {jax.process_index(): value}, self.over.mesh).values()]
 
 

@@ -34,7 +34,7 @@ LEFT = b"left"  # the last message of a process
 class ProcessGone(RuntimeError):
     """Another process has ended, or cannot be reached."""
 
-    is_known_to_all = True
+    is_known_to_all = is_of_lost_process = True
 
 
 _rounds = 0  # so far

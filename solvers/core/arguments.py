@@ -20,6 +20,7 @@ from jaxsparse_fmt._text import readable_bytes
 from jaxsparse_fmt.core.basis import IDENTITY, Operator
 from jaxsparse_fmt.formats import memory
 from solvers.core.operators import UserFunction, is_function
+from solvers.solution import noticing_lost_processes
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -46,7 +47,8 @@ def door(
     def called(*args: Parameters.args, **keywords: Parameters.kwargs) -> Result:
         A: Any = args[0] if args else keywords.get("A")
         together = A._failing_together(f.__name__) if isinstance(A, Operator) else contextlib.nullcontext()
-        with together, jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        lenient = jax.numpy_rank_promotion("allow")
+        with noticing_lost_processes(), together, jax.numpy_dtype_promotion("standard"), lenient:
             if not keywords.keys() <= known.keys():
                 raise _unknown_keyword(f.__name__, keywords, known)
             return f(*args, **(defaults | keywords))  # pyright: ignore[reportCallIssue]
