@@ -31,10 +31,10 @@ def described(name: str, value: Any) -> Iterator[tuple[str, str]]:
         for field in dataclasses.fields(value):
             yield from described(field.name, vars(value)[field.name])
     else:
-        yield name, _in_words(value)
+        yield name, in_words(value)
 
 
-def _in_words(value: Any) -> str:
+def in_words(value: Any) -> str:
     if isinstance(value, np.ndarray | jax.Array):
         return _of_array(value)
     if isinstance(value, Mesh):
@@ -43,11 +43,11 @@ def _in_words(value: Any) -> str:
         csr: Any = value.tocsr()
         return f"{csr.shape} with {', '.join(map(_of_array, (csr.data, csr.indices, csr.indptr)))}"
     if isinstance(value, functools.partial):
-        return _in_words((value.func, *value.args, value.keywords))
+        return in_words((value.func, *value.args, value.keywords))
     if isinstance(value, dict):
-        return str({key: _in_words(part) for key, part in value.items()})
+        return str({key: in_words(part) for key, part in value.items()})
     if not jax.tree_util.all_leaves([value]):
-        return f"{type(value).__name__} of {', '.join(map(_in_words, jax.tree.leaves(value)))}"
+        return f"{type(value).__name__} of {', '.join(map(in_words, jax.tree.leaves(value)))}"
     if callable(value):
         return f"{value.__module__}.{getattr(value, '__qualname__', type(value).__name__)}"
     return re.sub(" at 0x[0-9a-f]+", "", repr(value))
