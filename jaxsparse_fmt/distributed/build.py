@@ -22,7 +22,7 @@ from jaxsparse_fmt.distributed.delivery import needed
 from jaxsparse_fmt.distributed.distribution import Distribution, placing_mesh
 from jaxsparse_fmt.distributed.local import Shards
 from jaxsparse_fmt.distributed.matrix import BuildRecord, ShardedMatrix
-from jaxsparse_fmt.distributed.processes import agree, alone, everyones, failing_together, named, of_each
+from jaxsparse_fmt.distributed.processes import agree, alone, everyones, failing_together, of_each
 from jaxsparse_fmt.distributed.row_partition import Imbalance
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.order import permuted
@@ -207,7 +207,6 @@ def assemble(
     held = {k: arrays(k) for k in cut}
     everyones(lambda: _check_fits(held, mesh), mesh)  # the last agreement: no process may fail alone after it
     shards, route, entries_route = over_rows.spread(held)
-    named(shards.blocks[0].values)
     domain = ShardedBasis(route=route, key=key, over=over_columns)
     return ShardedMatrix(
         shards,

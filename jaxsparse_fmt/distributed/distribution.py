@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxsparse_fmt._types import Array
 from jaxsparse_fmt.core import mesh_axes
+from jaxsparse_fmt.distributed.processes import named
 from jaxsparse_fmt.kernels.backends import jax_versions
 
 
@@ -65,7 +66,7 @@ class Distribution:
         def placed(*leaves: np.ndarray) -> Array:
             leaf_of = dict(zip(parts, leaves, strict=True))
             shape = len(self.counts), *leaves[0].shape
-            return jax.make_array_from_callback(shape, sharding, lambda index: leaf_of[_first(index)][None])
+            return named(jax.make_array_from_callback(shape, sharding, lambda index: leaf_of[_first(index)][None]))
 
         return jax.tree.map(placed, *parts.values())
 
@@ -75,7 +76,7 @@ class Distribution:
 
         def copied(a: Any) -> Array:
             a = np.asarray(a)
-            return jax.make_array_from_callback(a.shape, copies, lambda index: a[index])
+            return named(jax.make_array_from_callback(a.shape, copies, lambda index: a[index]))
 
         return jax.tree.map(copied, tree)
 
