@@ -27,7 +27,7 @@ def delivered(make: Callable[[], Messages], over: Distribution) -> Messages:
     processes wait with JAX's coordination service until an agreement. What make() raises in one process, all raise.
     """
     made: Messages = {}
-    me, holders, number = jax.process_index(), over.holders, messages.rounds()
+    me, holders, number = jax.process_index(), over.holders, messages.rounds
 
     def left() -> dict[int, Any]:
         made.update(make())

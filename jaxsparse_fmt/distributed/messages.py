@@ -37,7 +37,7 @@ class ProcessGone(RuntimeError):
     is_known_to_all = is_of_lost_process = True
 
 
-_rounds = 0  # so far
+rounds = 0  # so far
 _gone: list[ProcessGone] = []
 
 
@@ -68,13 +68,13 @@ def _by_devices(message: np.ndarray) -> np.ndarray:
 
 def _in_one_round(message: bytes) -> list[bytes]:
     """As `gathered`. ProcessGone, in all others: a process has ended before this round."""
-    global _rounds
+    global rounds
     if _gone:
         raise _gone[0]
-    if not _rounds:
+    if not rounds:
         atexit.register(_leave)
-    number, me, count = _rounds, jax.process_index(), jax.process_count()
-    _rounds += 1
+    number, me, count = rounds, jax.process_index(), jax.process_count()
+    rounds += 1
     if me:
         _asked(0, "key_value_set_bytes", _key(number, me), message)
         of_all = _awaited(_key(number, 0), 0)
@@ -97,7 +97,7 @@ def _key(number: int, process: int) -> str:
 def _leave() -> None:
     """Answers for this process, which ends, in the round that others may be in."""
     with contextlib.suppress(Exception):
-        _asked(0, "key_value_set_bytes", _key(_rounds, jax.process_index()), LEFT)
+        _asked(0, "key_value_set_bytes", _key(rounds, jax.process_index()), LEFT)
 
 
 def _asked(of: int, name: str, *arguments: Any, may_be_late: bool = False) -> Any:
@@ -128,10 +128,6 @@ def _lost(process: int, why: str) -> ProcessGone:
         )
     )
     return _gone[0]
-
-
-def rounds() -> int:
-    return _rounds
 
 
 def leave_for(process: int, number: int, message: bytes) -> None:

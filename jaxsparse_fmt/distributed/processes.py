@@ -164,7 +164,7 @@ def named(a: Any) -> Any:
     """`a`, an array over several processes, which make it by the same programs and compare its name afterwards."""
     global _made
     if jax.process_count() > 1 and is_concrete(a) and not a.is_fully_addressable:
-        number = messages.rounds()
+        number = messages.rounds
         _made = number, _made[1] + 1 if _made[0] == number else 1
         in_words.note(a, f"number {_made[1]} after agreement {number}")
     return a

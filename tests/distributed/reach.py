@@ -5,7 +5,8 @@
     python -m tests.distributed.reach 1 12345 2
 
 Prints for each row the error, relative to what dense algebra gives, or the words by which it was refused. A row that
-takes longer than LIMIT seconds ends the process with its stack. REACH_ROWS, a regular expression, chooses rows.
+takes longer than LIMIT seconds ends the process with its stack. REACH_ROWS, a regular expression, chooses rows,
+and REACH_COLUMNS makes the mesh of two axes.
 """
 
 import faulthandler
@@ -37,7 +38,8 @@ def rows() -> dict[str, Callable[[], float]]:
     x = np.linalg.solve(S.toarray(), b)
     y = np.linalg.solve(S.toarray().T, 2 * x)  # the gradient of ‖x‖² by b
     row, col = S.tocoo().coords
-    mesh = jax.make_mesh((jax.device_count(),), ("rows",))
+    columns = int(os.environ.get("REACH_COLUMNS", "1"))  # along an axis whose devices hold copies
+    mesh = jax.make_mesh((jax.device_count() // columns, columns), ("rows", "copies"))
     A = jsf.shard(S, mesh, by="rows")
     inverse = jsf.shard(sp.csr_array(np.linalg.inv(S.toarray())), mesh, by="rows", format="csr")
     W = np.repeat(np.eye(4), n // 4, axis=0)
