@@ -1,22 +1,25 @@
-"""Messages from host to host through JAX's coordination service, by TCP.
+"""Messages from host to host, by TCP and beside the devices, so that they need no order among the programs there.
 
-No device takes part, so that messages need no order among the programs that run there. In a round every process leaves
-one with the service, which process 0 hosts; process 0 leaves the list, from which all conclude the same:
+Process 0 is connected with each of the others, which find it through JAX's coordination service. In a round it receives
+a message from each, and sends them the list, from which all conclude the same:
 
-    process 1   leaves its message              reads the list
-    process 2   leaves its message              reads the list
-    process 0   reads both, and leaves the list of all three
+    process 1   sends its message              receives the list
+    process 2   sends its message              receives the list
+    process 0   receives both, and sends the list of all three
 
-The devices gather longer messages, after a round, by a program of JAX's from the caller's thread: XLA runs the programs
-of one thread in their order, which is the same in all processes, on CPUs and in the streams of GPUs.
+A connection ends with its process, however that ends. The devices gather longer messages, after a round, by a program
+of JAX's from the caller's thread: XLA runs the programs of one thread in their order, which is the same in all
+processes, on CPUs and in the streams of GPUs.
 """
 
 import atexit
 import contextlib
+import functools
 import pickle
-import time
+import secrets
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Client, Connection, Listener, wait
 from typing import Any
 
 import jax
@@ -25,10 +28,8 @@ import numpy as np
 from jaxsparse_fmt._tracing import in_trace
 from jaxsparse_fmt.kernels.backends import jax_versions
 
-SHORT, MOST = 2**20, 2**24  # bytes of a message that the service takes, and of one that devices gather at a time
-KEPT = 64  # rounds whose messages are deleted together, once all processes have read them
-PATIENCE = 60  # seconds after which a process names the one for which it waits
-LEFT = b"left"  # the last message of a process
+SHORT, MOST = 2**20, 2**24  # bytes of a message between hosts, and of one that devices gather at a time
+PATIENCE = 60  # seconds after which a process names those for which it waits
 
 
 class ProcessGone(RuntimeError):
@@ -71,60 +72,73 @@ def _in_one_round(message: bytes) -> list[bytes]:
     global rounds
     if _gone:
         raise _gone[0]
-    if not rounds:
-        atexit.register(_leave)
-    number, me, count = rounds, jax.process_index(), jax.process_count()
     rounds += 1
-    if me:
-        _asked(0, "key_value_set_bytes", _key(number, me), message)
-        of_all = _awaited(_key(number, 0), 0)
-        messages = [of_all] if of_all == LEFT else pickle.loads(of_all) or count * [message]
+    lines, count = _lines(), jax.process_count()
+    if jax.process_index():
+        _send(lines[0], message)
+        answer = _received(lines)
+        answer = answer if isinstance(answer, int) else pickle.loads(answer[0])
     else:
-        messages = [message, *(_awaited(_key(number, k), k) for k in range(1, count))]
-        of_all = pickle.dumps(messages if len({*messages}) > 1 else None)
-        _asked(0, "key_value_set_bytes", _key(number, 0), of_all)
-        if number % KEPT == 0 and number:  # all messages of this round are here, so all before it were read
-            _asked(0, "key_value_delete", f"jaxsparse/{number // KEPT - 1}/")
-    if LEFT in messages:
-        raise _lost(messages.index(LEFT), "it has left the program")
-    return messages
+        answer = _received(lines)
+        if not isinstance(answer, int):
+            of_all = [message, *(answer[k] for k in range(1, count))]
+            answer = of_all if len({*of_all}) > 1 else None
+        for line in lines.values():
+            _send(line, pickle.dumps(answer))
+    if isinstance(answer, int):
+        raise _lost(answer)
+    return answer or count * [message]
 
 
-def _key(number: int, process: int) -> str:
-    return f"jaxsparse/{number // KEPT}/{number}/{process}"
+@functools.cache
+def _lines() -> dict[int, Connection]:
+    """The connections of process 0 with all others, and of each other one with process 0."""
+    me, count, (service, host) = jax.process_index(), jax.process_count(), jax_versions.coordination_service()
+    if me:
+        port, key = pickle.loads(service.blocking_key_value_get_bytes("jaxsparse/meeting", 10**8))
+        line = Client((host, port), authkey=key)
+        line.send(me)
+        atexit.register(line.close)  # before JAX, which waits at the end of a process for all others
+        return {0: line}
+    key = secrets.token_bytes(32)
+    with Listener(("", 0), backlog=count, authkey=key) as listener:
+        service.key_value_set_bytes("jaxsparse/meeting", pickle.dumps((listener.address[1], key)))
+        lines = [listener.accept() for _ in range(1, count)]
+    for line in lines:
+        atexit.register(line.close)
+    return {line.recv(): line for line in lines}
 
 
-def _leave() -> None:
-    """Answers for this process, which ends, in the round that others may be in."""
-    with contextlib.suppress(Exception):
-        _asked(0, "key_value_set_bytes", _key(rounds, jax.process_index()), LEFT)
+def _send(line: Connection, message: bytes) -> None:
+    with contextlib.suppress(OSError):  # the other end has gone, as the next message that is awaited shows
+        line.send_bytes(message)
 
 
-def _asked(of: int, name: str, *arguments: Any, may_be_late: bool = False) -> Any:
-    """The service's answer; None if it has none in time. ProcessGone: the service, or process `of`, is gone."""
-    try:
-        return getattr(jax_versions.coordination_client(), name)(*arguments)
-    except jax.errors.JaxRuntimeError as error:
-        if may_be_late and "DEADLINE_EXCEEDED" in str(error):
-            return None
-        raise _lost(of, str(error)) from error
-
-
-def _awaited(key: str, process: int) -> bytes:
-    """The message of a process, however long it takes: it may compute, and JAX ends all others if it has died."""
-    begin, told = time.monotonic(), False
-    while (message := _asked(process, "blocking_key_value_get_bytes", key, 1000, may_be_late=True)) is None:
-        if time.monotonic() - begin > PATIENCE and not told:  # a wait in parts, after which Python sees Ctrl-C
+def _received(lines: dict[int, Connection]) -> dict[int, bytes] | int:
+    """The message of each process, however long it takes; or the number of one that has ended."""
+    found: dict[int, bytes] = {}
+    of_line, told = {line: k for k, line in lines.items()}, False
+    while of_line:
+        ready: Any = wait([*of_line], None if told else PATIENCE)
+        if not ready:
             told = True
-            warnings.warn(f"waiting for process {process} since {PATIENCE} s", RuntimeWarning, stacklevel=2)
-    return message
+            warnings.warn(
+                f"waiting for processes {sorted(of_line.values())} since {PATIENCE} s", RuntimeWarning, stacklevel=2
+            )
+        for line in ready:
+            process = of_line.pop(line)
+            try:
+                found[process] = line.recv_bytes()
+            except (EOFError, OSError):
+                return process
+    return found
 
 
-def _lost(process: int, why: str) -> ProcessGone:
+def _lost(process: int) -> ProcessGone:
     _gone.append(
         ProcessGone(
-            f"process {process} of {jax.process_count()} is gone: {why}. Start all of them again, from the last "
-            "checkpoint if there is one (examples/checkpoint.py)"
+            f"process {process} of {jax.process_count()} is gone. Start all of them again, from the last checkpoint if "
+            "there is one (examples/checkpoint.py); what it printed last says why it ended"
         )
     )
     return _gone[0]
@@ -132,13 +146,14 @@ def _lost(process: int, why: str) -> ProcessGone:
 
 def leave_for(process: int, number: int, message: bytes) -> None:
     """Leaves a message for a process, which `found` gives it after the next agreement, that of this number."""
-    _asked(0, "key_value_set_bytes", f"jaxsparse/to/{process}/{number}/{jax.process_index()}", message)
+    service, _ = jax_versions.coordination_service()
+    service.key_value_set_bytes(f"jaxsparse/to/{process}/{number}/{jax.process_index()}", message)
 
 
 def found(number: int) -> list[bytes]:
     """The messages left for this process, and forgets them."""
-    folder = f"jaxsparse/to/{jax.process_index()}/{number}/"
-    messages = [message for _, message in _asked(0, "key_value_dir_get_bytes", folder)]
+    service, folder = jax_versions.coordination_service()[0], f"jaxsparse/to/{jax.process_index()}/{number}/"
+    messages = [message for _, message in service.key_value_dir_get_bytes(folder)]
     if messages:
-        _asked(0, "key_value_delete", folder)
+        service.key_value_delete(folder)
     return messages

@@ -71,8 +71,7 @@ def test_processes_solve_together_and_each_reads_only_its_rows(tmp_path):
 
 
 IN_A_ROW = """
-import sys, jax, numpy as np, scipy.sparse as sp, jaxsparse_fmt as jsf
-from jax._src import distributed
+import os, signal, sys, jax, numpy as np, scipy.sparse as sp, jaxsparse_fmt as jsf
 from solvers import cg
 process, n = int(sys.argv[1]), 100_001
 jax.distributed.initialize(f"127.0.0.1:{sys.argv[2]}", 2, process)
@@ -85,9 +84,7 @@ for step in range(150):  # none of which waits for the one before
     if step % 50 == 0:
         b = A @ np.ones(n, np.float32)
         sol = cg(A, b, rtol=1e-3, maxiter=3)
-print("off by", abs(np.asarray(x)[n // 2] - 1).max())
-kept = distributed.global_state.client.key_value_dir_get_bytes("jaxsparse/")
-print("keys", len(kept), flush=True)
+print("off by", abs(np.asarray(x)[n // 2] - 1).max(), flush=True)
 
 def rows_of(start, stop):
     if process == 1 and stop > start:
@@ -99,24 +96,23 @@ try:
 except OSError as error:
     print("refused:", error, *getattr(error, "__notes__", []), flush=True)
 if process == 1:
-    raise ZeroDivisionError("a bug of the user")
+    os.kill(os.getpid(), signal.SIGKILL)
 try:
     cg(A, b)
 except Exception as error:
-    print(type(error).__name__, error)
+    print(type(error).__name__, error, flush=True)
+    os._exit(0)  # without the wait for the other
 """
 
 
 @pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.deep)])
 def test_programs_in_a_row_need_no_pause_and_the_end_of_one_process_reaches_the_other(devices):
-    (code, out, err), (_, other, other_err) = together(IN_A_ROW, 2, devices)
-    assert code == 0 and "ZeroDivisionError: a bug" in other_err, (out, err, other_err)
+    (_, out, err), (_, other, _) = together(IN_A_ROW, 2, devices)
     for text in (out, other):
         assert float(re.findall(r"off by (\S+)", text)[0]) < 1e-4, (text, err)
-        assert int(re.findall(r"keys (\d+)", text)[0]) <= 2 * 2 * 64  # of 200 agreements
         assert "refused: the disk is gone" in text
     assert "refused: the disk is gone in process 1" in out
-    assert "SolverError process 1 of 2 is gone: it has left the program. Start all of them again" in out
+    assert "SolverError process 1 of 2 is gone. Start all of them again" in out
 
 
 MESHES_OF_SOME = """

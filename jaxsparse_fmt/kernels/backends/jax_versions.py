@@ -99,11 +99,13 @@ def batch_axes() -> frozenset[Any]:
     return get_axis_env().spmd_axis_names
 
 
-def coordination_client() -> Any:
-    """The client of the service through which the processes of `jax.distributed` find one another: a store of bytes."""
-    from jax._src import distributed
+def coordination_service() -> tuple[Any, str]:
+    """The service through which the processes of `jax.distributed` find one another, a store of bytes by keys; and the
+    host of process 0.
+    """
+    from jax._src.distributed import global_state
 
-    return distributed.global_state.client
+    return global_state.client, (global_state.coordinator_address or "").rpartition(":")[0].strip("[]")
 
 
 def forget_tokens() -> None:
