@@ -39,7 +39,8 @@ def rows() -> dict[str, Callable[[], float]]:
     y = np.linalg.solve(S.toarray().T, 2 * x)  # the gradient of ‖x‖² by b
     row, col = S.tocoo().coords
     columns = int(os.environ.get("REACH_COLUMNS", "1"))  # along an axis whose devices hold copies
-    mesh = jax.make_mesh((jax.device_count() // columns, columns), ("rows", "copies"))
+    axes = {"rows": jax.device_count() // columns} | ({"copies": columns} if columns > 1 else {})
+    mesh = jax.make_mesh(tuple(axes.values()), tuple(axes))
     A = jsf.shard(S, mesh, by="rows")
     inverse = jsf.shard(sp.csr_array(np.linalg.inv(S.toarray())), mesh, by="rows", format="csr")
     W = np.repeat(np.eye(4), n // 4, axis=0)
