@@ -101,7 +101,8 @@ def _lines() -> dict[int, Connection]:
         atexit.register(line.close)  # before JAX, which waits at the end of a process for all others
         return {0: line}
     key = secrets.token_bytes(32)
-    with Listener(("", 0), backlog=count, authkey=key) as listener:
+    here = host if host in ("localhost", "127.0.0.1") else ""  # no other host needs to reach it
+    with Listener((here, 0), backlog=count, authkey=key) as listener:
         service.key_value_set_bytes("jaxsparse/meeting", pickle.dumps((listener.address[1], key)))
         lines = [listener.accept() for _ in range(1, count)]
     for line in lines:
