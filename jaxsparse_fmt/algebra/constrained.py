@@ -66,9 +66,8 @@ def constrain(A: Any, b: Any, fixed: Any, values: Any = 0.0) -> tuple[Any, Array
 
 
 def _eliminated(A: Any, free: Array, diagonal: Array, is_fixed: np.ndarray) -> Any:
-    if not isinstance(A, SparseMatrix | Transposed):  # sharded: by operations that leave the entries where they are
-        ones = free.astype(A.dtype)
-        return A.scale_rows(ones).scale_cols(ones).shift(jnp.where(free, 0, diagonal))
+    if not isinstance(A, SparseMatrix | Transposed):  # sharded: the entries stay on their devices
+        return A._eliminated(free, diagonal)
     row, col = A.row_ids, A.col_ids
     _check_diagonal(row, col, is_fixed)
     rest = jnp.where(row == col, diagonal[row], 0)

@@ -84,15 +84,24 @@ class ShardedAlgebra(ScipyNames):
         Raises:
           ValueError: the pattern lacks an entry of the diagonal, A is not square, or s has another shape.
         """
+        self._check_diagonal("shift")
+        return with_values(self, _shifted(self, self._vector(s, self.range, 0, "shift")))
+
+    def _eliminated(self, free: Array, diagonal: Array) -> Any:
+        """The entries of rows and columns where `free` holds, both [n], and in the others `diagonal` [n] alone."""
+        self._check_diagonal("constrain")
+        both = (self._vector(d.astype(self.dtype), self.range, 0, "constrain") for d in (free, diagonal))
+        return with_values(self, _of_free(self, *both))
+
+    def _check_diagonal(self, name: str) -> None:
         n = self.shape[0]
         if n != self.shape[1]:
-            raise ValueError(f"shift needs a square matrix, got shape {self.shape}")
+            raise ValueError(f"{name} needs a square matrix, got shape {self.shape}")
         if not self.full_diagonal:
             raise ValueError(
-                f"shift(s) of a sharded matrix needs all {n} entries of the diagonal, and its pattern lacks some; use "
+                f"{name} of a sharded matrix needs all {n} entries of the diagonal, and its pattern lacks some; use "
                 "`shard` with the matrix after A.shift(0)"
             )
-        return with_values(self, _shifted(self, self._vector(s, self.range, 0, "shift")))
 
     def _vector(self, d: Any, basis: Any, axis: int, name: str) -> Array:
         with self._failing_together(name):
@@ -159,9 +168,25 @@ def _scaled(A: Any, d: Array, axis: int) -> tuple[Array, ...]:
 @jax.jit
 def _shifted(A: Any, s: Array) -> tuple[Array, ...]:
     def shifted(shards: Shards, s: Array) -> tuple[Array, ...]:
-        (row, col, index, local), *others = shards.entries()
-        on_diagonal = (row == col) & (index < jnp.iinfo(index.dtype).max)
-        added = jnp.where(on_diagonal, s.at[row].get(mode="clip"), 0)
-        return tuple(v[None] for v in (local + added, *(value for *_, value in others)))
+        return tuple((value + _on_diagonal(s, row, col, index))[None] for row, col, index, value in shards.entries())
 
     return A.range.over.each(shifted, A.shards, s)
+
+
+@jax.jit
+def _of_free(A: Any, free: Array, diagonal: Array) -> tuple[Array, ...]:
+    def of_free(shards: Shards, free: Array, diagonal: Array) -> tuple[Array, ...]:
+        of_columns = jnp.concatenate([free, exchange(free, shards.halo)])
+
+        def kept(row: Array, col: Array, index: Array, value: Array) -> Array:
+            is_free = (free.at[row].get(mode="clip") != 0) & (of_columns.at[col].get(mode="clip") != 0)
+            return jnp.where(is_free, value, _on_diagonal(diagonal, row, col, index))[None]
+
+        return tuple(kept(*block) for block in shards.entries())
+
+    return A.range.over.each(of_free, A.shards, free, diagonal)
+
+
+def _on_diagonal(d: Array, row: Array, col: Array, index: Array) -> Array:
+    """d at the entries of the diagonal, 0 at others and in padding."""
+    return jnp.where((row == col) & (index < jnp.iinfo(index.dtype).max), d.at[row].get(mode="clip"), 0)

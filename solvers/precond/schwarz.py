@@ -152,10 +152,10 @@ def _blocks(A: Any, halo: Exchange) -> dict[int, Csr]:
     over = A.range.over
     size, starts, mesh = over.size, over.starts, over.mesh
     held = entries.pieces(A, np.complex128 if A.dtype.kind == "c" else np.float64)
-    names = over.on_host(_names(A, halo))  # of what lies in the buffer; unused places repeat a name
+    names = over.on_host(_names(A, halo))
 
     def slots(k: int) -> tuple[np.ndarray, np.ndarray]:
-        known, first = np.unique(names[k][0], return_index=True)
+        known, first = np.unique(names[k][0], return_index=True)  # a list is filled up with what it may have before
         needed = np.isin(known, held[k].indices) & ((known < starts[k]) | (known >= starts[k + 1]))
         return known[needed], first[needed]
 
@@ -178,9 +178,12 @@ def _blocks(A: Any, halo: Exchange) -> dict[int, Csr]:
 
 @jax.jit
 def _names(A: Any, halo: Exchange) -> Array:
-    """[devices, width] the unknowns in each halo buffer, by their numbers in the inner order without empty places."""
-    numbers = entries.inner_numbers(A.range.over)
-    return A.range.over.each(lambda halo, numbers: exchange(numbers, halo)[None], halo, numbers)
+    """[devices, width] the unknowns in each halo buffer, by their numbers in the inner order without empty places; −1
+    in places that receive none.
+    """
+    over = A.range.over
+    numbers = over.emptied(entries.inner_numbers(over) + 1)  # 0 arrives where nobody sends
+    return over.each(lambda halo, numbers: exchange(numbers, halo)[None] - 1, halo, numbers)
 
 
 # ------------------------------------------------------------------------------------------------ one shape for all
