@@ -35,6 +35,7 @@ def pytree(cls: Class, leaves: Collection[str] | None = None, mark: Any = None) 
     for f in dataclasses.fields(cls):
         is_leaf = not f.metadata.get("static") if leaves is None else f.name in leaves
         (data if is_leaf else static).append(f.name)
+    finish = getattr(cls, "_unflattened", None)  # what an instance made of leaves still does
     keys = [*map(jax.tree_util.GetAttrKey, data)]
     # `attrgetter` returns a tuple of two attributes or more: of fewer fields, they follow.
     end, static_end = len(data), len(static)
@@ -57,6 +58,8 @@ def pytree(cls: Class, leaves: Collection[str] | None = None, mark: Any = None) 
         self.__dict__.update(zip(static, static_values, strict=mark is None))
         if mark is not None:
             self._made_by(static_values[-1], data)
+        if finish is not None:
+            finish(self)
         return self
 
     jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)

@@ -191,7 +191,7 @@ class Outcome:
 
 class Told(tuple[str, ...]):
     """Text attached to a result. All instances are equal, so that solutions of different methods share a pytree
-    structure, as `lax.scan` needs.
+    structure, as `lax.scan` needs. So a program that takes a solution serves all of them, and sees no text.
     """
 
     def __eq__(self, other: object) -> bool:
@@ -215,7 +215,8 @@ class Solution(Outcome):
       norms: [length] or [length, k], residual norms of the recursion by iteration, −1 after the last; None unless
         requested. The padding is −1, since a NaN would stop a program under `jax_debug_nans`. `history` ends at the
         last iteration; inside jit NaN pads it.
-      method, tried: of `solve`, the method, and a line for each that was tried, as when JAX traced it; else empty.
+      method, tried: of `solve`, the method, and a line for each that was tried, as when JAX traced it; else empty,
+        also in a function that JAX traces with a solution as its argument.
     """
 
     x: Array
@@ -224,6 +225,10 @@ class Solution(Outcome):
     residual_norm: Array
     norms: Array | None
     _told: Told = dataclasses.field(default=Told(), kw_only=True, metadata={"static": True})
+
+    def _unflattened(self) -> None:
+        if isinstance(self.code, Tracer):
+            vars(self)["_told"] = Told()
 
     def __iter__(self) -> Iterator[Array]:
         return iter((self.x, self._failure))

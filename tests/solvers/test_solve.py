@@ -167,6 +167,7 @@ def test_solutions_of_several_methods_are_one_pytree():
     step = lambda sol, method: (solve(A, b + sol.x, method=method), sol.iterations)  # noqa: E731
     last, _ = jax.lax.scan(lambda sol, _: step(sol, "direct"), step(solve(A, b), "cg")[0], None, 2)
     assert last.success and last.method
+    assert jax.jit(lambda sol: len(sol.method))(last) == 0  # one program for all methods
 
 
 @pytest.mark.parametrize("kind", ["exact", "an entry alone", "a rounding alone", "a zero alone", "other numbers"])
