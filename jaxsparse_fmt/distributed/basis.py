@@ -162,24 +162,34 @@ class ShardedBasis(EnteredBasis):
         Raises:
           ValueError: the vector lies on devices outside the mesh.
         """
-        mesh = self.over.mesh
-        if x is None or isinstance(x, Tracer):
-            return x
-        if not isinstance(x, jax.Array) or not x.committed:
-            return self._spread(x)
-        if elsewhere := sorted(map(str, x.sharding.device_set - {*mesh.devices.flat})):
+        mesh, is_traced = self.over.mesh, isinstance(x, Tracer)
+        seen: Any = x.to_concrete_value() if is_traced else x  # an eager derivative knows its array
+        if seen is None:
+            return self._on_auto_axes(x)
+        if not isinstance(seen, jax.Array) or not seen.committed:
+            return x if is_traced else self._spread(x)
+        if elsewhere := sorted(map(str, seen.sharding.device_set - {*mesh.devices.flat})):
             raise ValueError(
                 f"the vector lies on {', '.join(elsewhere[:4])}, outside the mesh of the matrix; place it with "
                 "jax.device_put(x, jax.sharding.NamedSharding(mesh, PartitionSpec()))"
             )
-        if x.is_fully_addressable and not alone(mesh):  # each process has all of it
-            return self._spread(x)
-        if isinstance(x.sharding, NamedSharding) and lies_on(x, mesh):
-            other: Any = x.sharding.mesh
+        if seen.is_fully_addressable and not alone(mesh):  # each process has all of it
+            return x if is_traced else self._spread(x)
+        if isinstance(seen.sharding, NamedSharding) and lies_on(seen, mesh):
+            other: Any = seen.sharding.mesh
             if other == mesh or other.abstract_mesh == jax.sharding.get_abstract_mesh():
                 return x
-            return jax.device_put(x, NamedSharding(Mesh(other.devices, other.axis_names), x.sharding.spec))
+            return jax.device_put(x, NamedSharding(Mesh(other.devices, other.axis_names), seen.sharding.spec))
         return jax.device_put(x, NamedSharding(mesh, PartitionSpec(self.over.axis if self._is_even(x) else None)))
+
+    def _on_auto_axes(self, x: Any) -> Any:
+        """A traced vector; a copy on every device whose type is of explicit axes, outside of `jax.set_mesh`, gets the
+        type that the mesh has there. A constraint, which would do it too, has a transpose of another type.
+        """
+        here, sharding = jax.sharding.get_abstract_mesh(), None if x is None else jax.typeof(x).sharding
+        if sharding is None or not here.empty or any(sharding.spec) or not mesh_axes.explicit_axes(sharding.mesh):
+            return x
+        return jax.device_put(x, NamedSharding(placing_mesh(self.over.mesh), PartitionSpec()))
 
     def _is_even(self, x: Any) -> bool:
         """Whether a user's vector, perhaps padded, can lie on the devices in even blocks."""
@@ -251,8 +261,8 @@ def recut(a: Array, source: Distribution, target: Distribution) -> Array:
         even blocks | 0 1 2   | 3 4 5   | 6 · ·   |   n = 7
         pieces      | 0 1 · · | 2 3 4 5 | 6 · · · |
 
-    Two pieces share at most one run of consecutive unknowns, and there are fewer than 2·parts runs. All runs that go as
-    far on the ring of devices travel in one round. A device holds both pieces and the runs of one round.
+    Two pieces share at most one run of consecutive unknowns, and there are fewer than 2·parts runs. In their order
+    they take as few rounds as possible, the most runs of a piece. A device holds both pieces and the runs of one round.
     """
     parts, device = len(source.counts), lax.axis_index(source.axis)
     cuts = np.union1d(source.starts, target.starts)  # where runs begin
@@ -261,21 +271,21 @@ def recut(a: Array, source: Distribution, target: Distribution) -> Array:
     longest = int(length.max(initial=0))
     after = ((0, longest), *((0, 0),) * (a.ndim - 1))  # so no slice reaches beyond the end: XLA would shift it
     a, out = jnp.pad(a, after), jnp.zeros((target.size + longest, *a.shape[1:]), a.dtype)
-    distance = receiver - sender
-    for d in np.unique(distance)[::-1]:  # of a receiver's runs the first comes first: zeros follow it to the next
-        now = distance == d
-        table = np.zeros((3, parts), np.int32)  # by device: where its run begins, the run's length, where one arrives
+    rounds, far = np.full(len(first), -1), np.flatnonzero(sender != receiver)  # the others stay
+    rounds[far] = halo.by_rounds(sender[far], receiver[far], np.arange(len(far)), parts)
+    for k in np.unique(rounds):
+        now = rounds == k
+        table = np.zeros((3, parts), index_dtype(max(len(a), len(out))))  # by device: where what it sends begins
         table[0, sender[now]] = (first - source.starts[sender])[now]
-        table[1, sender[now]] = length[now]
-        table[2] = target.size
-        table[2, receiver[now]] = (first - target.starts[receiver])[now]
-        begin, count, place = jnp.asarray(table)[:, device]
+        table[1:, receiver[now]] = (first - target.starts[receiver])[now], length[now]  # where how many arrive
+        begin, place, count = jnp.asarray(table)[:, device]
         size = int(length[now].max())
-        live = (lax.iota(np.int32, size) < count).reshape(-1, *(1,) * (a.ndim - 1))
-        run = jnp.where(live, lax.dynamic_slice_in_dim(a, begin, size), 0)
-        if d != 0:
+        run = lax.dynamic_slice_in_dim(a, begin, size)
+        if k >= 0:
             run = lax.ppermute(run, source.axis, list(zip(sender[now].tolist(), receiver[now].tolist(), strict=True)))
-        out = lax.dynamic_update_slice_in_dim(out, run, place, 0)
+        before = lax.dynamic_slice_in_dim(out, place, size)
+        live = (lax.iota(table.dtype, size) < count).reshape(-1, *(1,) * (a.ndim - 1))
+        out = lax.dynamic_update_slice_in_dim(out, jnp.where(live, run, before), place, 0)
     return out[: target.size]
 
 
@@ -311,7 +321,7 @@ def routes(over: Distribution, order: np.ndarray | None) -> tuple[dict[int, Rout
     def route(k: int) -> Route:
         slots = plan.places(k, unknowns[k])
         slots = np.pad(slots, (0, over.size - len(slots)), constant_values=beyond)
-        return Route(slots.astype(np.int32), plan.how[k])  # pyright: ignore[reportArgumentType]
+        return Route(slots.astype(index_dtype(beyond + 1)), plan.how[k])  # pyright: ignore[reportArgumentType]
 
     key = hashlib.blake2b(order.astype(np.int64).tobytes(), digest_size=8).digest()
     return {k: route(k) for k in unknowns}, int.from_bytes(key)

@@ -201,7 +201,8 @@ def assemble(
             after = blocks[k][-1].nnz - len(rows.entry_index)
             entry_index = np.pad(rows.entry_index.astype(index), (0, after), constant_values=np.iinfo(index).max)
         if len(made) == 2 and request.mode == "overlap":
-            boundary = np.concatenate([rows.boundary, beyond[: n_rows[1] - len(rows.boundary)]]).astype(np.int32)
+            boundary = np.concatenate([rows.boundary, beyond[: n_rows[1] - len(rows.boundary)]])
+            boundary = boundary.astype(index_dtype(over_rows.size + n_rows[1]))
         return Shards(blocks[k], boundary, entry_index, plan.how[k]), of_columns.get(k), of_entries.get(k)
 
     held = {k: arrays(k) for k in cut}

@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxsparse_fmt._dtypes import index_dtype
 from jaxsparse_fmt._types import Array
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.distributed.processes import named
@@ -185,8 +186,8 @@ class Distribution:
 
     def emptied(self, x: Array) -> Array:
         """x [places, ...], or inside shard_map a piece [size, ...], with zeros in the empty places."""
-        counts = jnp.array(self.counts, jnp.int32)[:, None]
-        live = lax.iota(jnp.int32, self.size) < (counts[lax.axis_index(self.axis)] if self.is_manual else counts)
+        counts = jnp.array(self.counts, index_dtype(self.size))[:, None]
+        live = lax.iota(counts.dtype, self.size) < (counts[lax.axis_index(self.axis)] if self.is_manual else counts)
         return jnp.where(live.reshape(-1, *(1,) * (x.ndim - 1)), x, 0)
 
 

@@ -4,7 +4,7 @@ A device owns a contiguous piece of x and needs some unknowns of other devices, 
 one buffer, sender after sender, with gaps where one neighbour sends less than another: all devices run the same
 program, so all buffers have the same size. It is one of two kinds:
 
-    permute      ppermutes in rounds, one for each distance of senders and receivers on the ring of all devices
+    permute      ppermutes in rounds, in each of which a device sends one list and receives one
     all_to_all   one collective with a list for every pair, all as long as the longest
 
     device 1:  | from 2        | from 0        |  permute, one round for each
@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxsparse_fmt._dtypes import index_dtype
 from jaxsparse_fmt._pytrees import pytree
 from jaxsparse_fmt._text import readable_bytes
 from jaxsparse_fmt.distributed.delivery import by_owner, delivered
@@ -38,7 +39,7 @@ Array = jax.Array
 ROUND = 2**21
 # Times the places that permutes fill, to which the buffer of an all_to_all may grow: with few neighbours among many
 # devices it would be as long as a vector.
-LARGEST = 8
+LARGEST = 4
 
 
 def _static(default: Any) -> Any:
@@ -51,8 +52,8 @@ class Exchange:
     """The collective that exchanges a halo, and the lists of each device.
 
     Attributes:
-      send: [parts, width] int32, the places of its piece of x that each device sends, list after list; inside shard_map
-        the device's own row. None: nothing is exchanged.
+      send: [parts, width] integers, the places of its piece of x that each device sends, list after list; inside
+        shard_map the device's own row. None: nothing is exchanged.
       sizes: the length of the lists of each round; "all_to_all" is one round.
       pairs: the (source, target) pairs of each round; None: "all_to_all".
       width: places of the buffer.
@@ -134,8 +135,11 @@ def plan(needs: dict[int, np.ndarray], over: Distribution, itemsize: int = 8) ->
     if not pairs:
         none = dict.fromkeys(needs, Exchange())
         return Halo(over, none, needs, needs, *received, "no device needs unknowns of another")
-    distances, number = np.unique((source - target) % parts, return_inverse=True)
-    sizes, rounds, longest = np.zeros(len(distances), np.int64), len(distances), int(count.max())
+    # The largest first: the messages of a round are about equally long. Of equal ones those of one distance on the ring
+    # of parts come together, which for strips and boxes leaves no gaps.
+    number = by_rounds(source, target, np.lexsort(((source - target) % parts, -count)), parts)
+    rounds, longest = int(number.max()) + 1, int(count.max())
+    sizes = np.zeros(rounds, np.int64)
     np.maximum.at(sizes, number, count)
     more = (parts - 1) * longest - int(sizes.sum())  # its own list crosses no link
     if more * itemsize < ROUND * (rounds - 1) and parts * longest <= LARGEST * int(sizes.sum()):
@@ -146,7 +150,7 @@ def plan(needs: dict[int, np.ndarray], over: Distribution, itemsize: int = 8) ->
         how = Exchange(sizes=tuple(sizes.tolist()), pairs=ends, width=int(sizes.sum()), axis=over.axis)
         sent = place = (np.cumsum(sizes) - sizes)[number]
         reason = f"permute in {rounds} round{'s' if rounds > 1 else ''}"
-    send = {k: np.zeros(how.width, np.int32) for k in needs}
+    send = {k: np.zeros(how.width, index_dtype(over.size)) for k in needs}
     for k, asked in delivered(lambda: wanted, over).items():
         from_k = source == k
         begin = dict(zip(target[from_k].tolist(), sent[from_k].tolist(), strict=True))
@@ -156,6 +160,20 @@ def plan(needs: dict[int, np.ndarray], over: Distribution, itemsize: int = 8) ->
     reason = f"{reason}, {readable_bytes(how.width * itemsize)} to each device"
     hows = {k: dataclasses.replace(how, send=places) for k, places in send.items()}
     return Halo(over, hows, needs, slots, *received, reason)
+
+
+def by_rounds(source: np.ndarray, target: np.ndarray, order: np.ndarray, parts: int) -> np.ndarray:
+    """[messages] the round of each, in which a device sends one at most and receives one: in this order each takes the
+    first round that is free. It is a greedy colouring of the edges between parts.
+    """
+    sends, receives, rounds = [0] * parts, [0] * parts, np.zeros(len(order), np.int64)  # a bit for each round
+    for i in order.tolist():
+        free = ~(sends[source[i]] | receives[target[i]])
+        bit = free & -free
+        sends[source[i]] |= bit
+        receives[target[i]] |= bit
+        rounds[i] = bit.bit_length() - 1
+    return rounds
 
 
 def _places(start: np.ndarray, count: np.ndarray) -> np.ndarray:

@@ -23,7 +23,7 @@ class Shards:
 
     Attributes:
       blocks: the local and the halo block; in mode "vector", or without a halo, one block for all columns.
-      boundary: [shards, b] int32, the rows of the halo block, from n_rows on in padding; None: all rows.
+      boundary: [shards, b] integers, the rows of the halo block, from n_rows on in padding; None: all rows.
       entry_index: [shards, nnz] the index of each entry of the last block among the shard's entries by row, then by
         unknown, and past their end in padding; None: there is no halo.
     """

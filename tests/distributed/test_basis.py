@@ -8,6 +8,9 @@ import scipy.sparse as sp
 from jax.sharding import PartitionSpec
 
 import jaxsparse_fmt as jsf
+from jaxsparse_fmt.distributed import row_partition
+from jaxsparse_fmt.distributed.basis import recut
+from jaxsparse_fmt.distributed.distribution import Distribution
 from tests.distributed.problems import MESH
 from tests.distributed.programs import facts
 
@@ -49,6 +52,18 @@ def test_no_device_holds_a_vector_of_all_unknowns():
 
 def test_a_device_receives_no_more_than_a_few_blocks_where_every_other_has_unknowns_for_it():
     assert jsf.shard(S, MESH, format="dia", reorder=STRIDED).basis.route.how.width <= 2 * N // 8
+
+
+@pytest.mark.parametrize("devices", [8, 512])
+def test_do_vectors_enter_and_leave_in_few_rounds_where_rows_grow_longer(devices):
+    """Rows of 3 to 27 entries, so that many pieces of equal work lie at other distances from their even blocks."""
+    cuts = row_partition.equal_nnz(2 * np.linspace(1, 13, 32 * devices).astype(int) + 1, devices)
+    spec, mesh = PartitionSpec("rows"), jax.sharding.AbstractMesh((devices,), ("rows",))
+    over = Distribution.of(jax.sharding.Mesh(np.resize(MESH.devices, devices), ("rows",)), "rows", np.diff(cuts))
+    for source, target in ((over.even, over), (over, over.even)):
+        moved = jax.shard_map(lambda x: recut(x, source, target), mesh=mesh, in_specs=spec, out_specs=spec)  # noqa: B023
+        program = str(jax.make_jaxpr(moved)(np.zeros(source.places)))
+        assert program.count("ppermute[") <= 6  # the even blocks that a piece meets
 
 
 @pytest.mark.parametrize(

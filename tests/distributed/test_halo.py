@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.sparse as sp
+import scipy.spatial
 from jax.sharding import Mesh, PartitionSpec
 
 import jaxsparse_fmt as jsf
@@ -52,7 +53,7 @@ def test_every_needed_unknown_arrives_where_the_plan_says_and_goes_home(kind, mo
 
     used = np.array([np.isin(np.arange(plan.width), plan.slots[k]) for k in range(DEVICES)])
     buffers, home = map(np.asarray, travel(x, how, used))
-    assert buffers.shape[1] == plan.width and len(how.sizes) == {"strips": 2, "permute": 7, "all_to_all": 1}[kind]
+    assert buffers.shape[1] == plan.width and len(how.sizes) == {"strips": 2, "permute": 8, "all_to_all": 1}[kind]
     for k in range(DEVICES):
         np.testing.assert_array_equal(buffers[k, plan.slots[k]], needs[k] + 100)
     times = np.bincount(np.concatenate([*needs.values()]), minlength=90)  # that each unknown was sent
@@ -76,13 +77,32 @@ def test_every_needed_unknown_arrives_where_the_plan_says_and_goes_home(kind, mo
 def test_small_pieces_and_many_neighbours_take_one_collective_and_large_faces_permutes(
     devices, steps, unknowns, kind, width
 ):
-    """Lists of all devices bring at most 2 MiB more for each permute that they save, and at most 8 times the halo."""
+    """Lists of all devices bring at most 2 MiB more for each permute that they save, and at most 4 times the halo."""
     starts = np.arange(devices + 1) * unknowns
     sources = {k: [k + d for d in steps if d and 0 <= k + d < devices] for k in range(devices)}
     needs = {k: np.concatenate([np.arange(starts[s], starts[s + 1]) for s in of]) for k, of in sources.items()}
     mesh = Mesh(np.resize(MESH.devices, devices), ("rows",))
     how = halo.plan(needs, Distribution.of(mesh, "rows", np.diff(starts))).how[0]
     assert (how.pairs is None, how.width) == (kind == "all_to_all", width)
+
+
+@pytest.mark.parametrize("devices", [64, 512])
+def test_is_the_buffer_of_an_irregular_partition_little_longer_than_the_largest_halo(devices):
+    """Points in bisected boxes, numbered at random as METIS numbers its parts; each reads its nearest eight."""
+    rng = np.random.default_rng(0)
+    points, part = rng.random((40 * devices, 2)), np.zeros(40 * devices, int)
+    for axis in range(devices.bit_length() - 1):
+        order = np.lexsort((points[:, axis % 2], part))
+        part[order] = 2 * part[order] + np.tile(np.repeat([0, 1], 20 * devices >> axis), 1 << axis)
+    points = points[np.argsort(rng.permutation(devices)[part], kind="stable")]
+    nearest = scipy.spatial.KDTree(points).query(points, 9)[1].reshape(devices, -1)
+    needs = {k: needed(indices, 40 * k, 40 * (k + 1)) for k, indices in enumerate(nearest)}
+    mesh = Mesh(np.resize(MESH.devices, devices), ("rows",))
+    plan = halo.plan(needs, Distribution.of(mesh, "rows", np.full(devices, 40)))
+    pairs = plan.how[0].pairs
+    assert plan.width <= 1.7 * plan.halo.max() and len(pairs) <= 2 * plan.senders.max()
+    for of_round in pairs:
+        assert all(len({*ends}) == len(of_round) for ends in zip(*of_round, strict=True))
 
 
 def without_waiting(text: str) -> set[int]:
