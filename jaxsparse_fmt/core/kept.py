@@ -2,11 +2,16 @@
 
 import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
+from jax.sharding import NamedSharding
 
-from jaxsparse_fmt._tracing import concrete, is_concrete
+from jaxsparse_fmt._dtypes import x64_enabled
+from jaxsparse_fmt._tracing import concrete, is_concrete, standard_promotion
+from jaxsparse_fmt.core import mesh_axes
+from jaxsparse_fmt.kernels.backends import selection
 
 
 def lasts(a: Any) -> bool:
@@ -55,6 +60,24 @@ class Kept:
         """The value, or `make()`; its arrays are constants where jit traces the caller."""
         found = self.find(key, arrays)
         if found is None:
-            with concrete():
-                found = self.keep(key, arrays, make())
+            found = self.keep(key, arrays, at_once(make, arrays))
         return found
+
+
+def at_once(make: Callable[[], Any], arrays: Sequence[Any]) -> Any:
+    """make(), computed from these arrays also where jit traces the caller, and on their mesh, if they have one, instead
+    of the context's: in another thread, since no code inside shard_map can leave the context's mesh.
+    """
+    with concrete():
+        if not mesh_axes.has_mesh():
+            return make()
+        shardings = (a.sharding for a in arrays if is_concrete(a))
+        mesh: Any = next((s.mesh for s in shardings if isinstance(s, NamedSharding)), None)
+        wide, backend = x64_enabled(), selection.in_use.value
+
+        def called() -> Any:
+            with jax.set_mesh(mesh), jax.enable_x64(wide), selection.use_backend(backend):
+                return standard_promotion(make)()
+
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(called).result()

@@ -20,7 +20,6 @@ Bytes: n_stored·value + 8·diagonals, 4·diagonals more from 2³¹ places on; a
 are holes. A product reads n_rows·value less for each mirrored diagonal.
 """
 
-import contextlib
 import dataclasses
 import functools
 from typing import Any, Self
@@ -33,8 +32,9 @@ from jax import lax
 from jax.core import Tracer
 
 from jaxsparse_fmt._dtypes import index_dtype
-from jaxsparse_fmt._tracing import concrete, standard_promotion
+from jaxsparse_fmt._tracing import standard_promotion
 from jaxsparse_fmt._types import Csr, Target
+from jaxsparse_fmt.core.kept import at_once
 from jaxsparse_fmt.formats import building, footprint, statistics
 from jaxsparse_fmt.formats.base import AnyShards, Array, ByRule, Offset, Start, host_places, places_of, storage_format
 from jaxsparse_fmt.kernels import sddmm, spmv, spmv_cpu
@@ -133,8 +133,10 @@ class DIA(ByRule):
         return *host_places(*self._in_place), np.asarray(_read(self))
 
     def _refilled(self, values: Array) -> Self:
-        with contextlib.nullcontext() if isinstance(self.start, Tracer) else concrete():
-            start = _starts_in_place(self.start, self.shape[0])
+        def in_place() -> Array:
+            return _starts_in_place(self.start, self.shape[0])
+
+        start = in_place() if isinstance(self.start, Tracer) else at_once(in_place, [self.start])
         return dataclasses.replace(self, values=values, start=start)
 
     @classmethod
@@ -245,7 +247,7 @@ def _placed(csr: Csr, offsets: Array, dtype: np.dtype, longest: int, has_holes: 
 @functools.partial(jax.jit, static_argnums=1)
 def _starts_in_place(start: Array, n_rows: int) -> Array:
     """The `start` that points every diagonal to its own places; of stacked matrices, too."""
-    return jnp.zeros_like(start) + n_rows * jnp.arange(start.shape[-1], dtype=start.dtype)
+    return 0 * start + n_rows * jnp.arange(start.shape[-1], dtype=start.dtype)
 
 
 @jax.jit

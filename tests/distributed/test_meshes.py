@@ -32,7 +32,7 @@ PLACES = [(None, None), ("rows", None), ("rows", "batch")]
 
 
 def shard(mesh, **options):
-    return jsf.shard(S, mesh, format="ell", **options)
+    return jsf.shard(S, mesh, **{"format": "ell"} | options)
 
 
 @pytest.mark.parametrize("made", few(["inside", "outside"], 1))
@@ -168,6 +168,19 @@ def test_a_device_may_multiply_its_piece_inside_a_users_shard_map():
         use(lambda B, x: B.in_basis @ x, piece, PartitionSpec())(B, X)
 
 
+def test_is_an_index_that_is_first_used_inside_shard_map_that_of_any_context():
+    A, everywhere = jsf.from_scipy(S, "ell"), PartitionSpec()
+    rows = lambda x: x + A.row_ids  # noqa: E731
+    with jax.set_mesh(MESHES["explicit"]):
+        inside = jax.shard_map(rows, in_specs=everywhere, out_specs=everywhere)(jnp.zeros(S.nnz, int))
+    np.testing.assert_array_equal(inside, S.tocoo().row)
+    np.testing.assert_array_equal(jax.device_put(1, jax.devices("cpu")[0]) + A.row_ids, 1 + S.tocoo().row)
+    B = shard(MESHES["auto"], format="dia")
+    with jax.set_mesh(MESHES["explicit"]):
+        scaled = B.scale_rows(np.arange(16))
+        close(scaled @ X, np.arange(16)[:, None] * (D @ X))
+
+
 @pytest.mark.parametrize("kind", few(KINDS, 1))
 def test_random_starts_are_drawn_on_all_devices(kind):
     """The same numbers as on one device."""
@@ -187,6 +200,10 @@ def test_an_explicit_mesh_without_a_context_works_as_an_auto_one():
     close(jax.grad(lambda x: jnp.sum((B @ x) ** 2))(X), 2 * D.T @ D @ X)
     for axes in PLACES:
         close(B @ placed(MESHES["explicit"], X, *axes), D @ X)
+    copies, lone = placed(MESHES["explicit"], X[:, 0], None), jax.device_put(X[:, 0], jax.devices("cpu")[1])
+    gradient = jax.grad(lambda x: jnp.sum((B @ x) ** 2))
+    for by_x in (gradient(copies), jax.jit(gradient)(copies), gradient(lone)):
+        close(by_x, 2 * D.T @ D @ X[:, 0])
 
 
 @pytest.mark.parametrize("kind", few(KINDS, 1))
