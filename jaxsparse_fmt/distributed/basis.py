@@ -196,7 +196,14 @@ class ShardedBasis(EnteredBasis):
         return x.shape[0] > 0 and x.shape[0] % self.devices == 0
 
     def noise(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        return _noise(self.over, shape, dtype) if self.has_even_blocks else super().noise(shape, dtype)
+        return self._in_blocks(self.over.axis, IDENTITY.noise, shape, dtype)
+
+    def numbers(self) -> Array:
+        """[n] 0, 1, …, of which each device makes its own."""
+        return self._in_blocks(None, lax.iota, index_dtype(self.n), self.n)
+
+    def _in_blocks(self, explicit: Any, make: Callable[..., Array], *given: Any) -> Array:
+        return _in_blocks(self.over, explicit, make, given) if self.has_even_blocks else make(*given)
 
     def _spread(self, x: Any) -> Any:
         """A vector that every process has whole, spread over the mesh in even blocks if n allows them."""
@@ -250,9 +257,9 @@ def _moved(basis: ShardedBasis, x: Array, inward: bool) -> Array:
     return over.each(lambda _, a: recut(a, *ends), (), x)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _noise(over: Distribution, shape: tuple[int, ...], dtype: Any) -> Array:
-    return over.by_xla(lambda: constrained(IDENTITY.noise(shape, dtype), over), (), PartitionSpec(over.axis))
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _in_blocks(over: Distribution, explicit: Any, make: Callable[..., Array], given: tuple[Any, ...]) -> Array:
+    return over.by_xla(lambda: constrained(make(*given), over), (), PartitionSpec(explicit))
 
 
 def recut(a: Array, source: Distribution, target: Distribution) -> Array:

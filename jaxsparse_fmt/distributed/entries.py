@@ -44,10 +44,10 @@ def values_of(A: Sharded, data: Array) -> tuple[Array, ...]:
 
 
 @jax.jit
-def coordinates(A: Sharded) -> tuple[Array, Array]:
-    """Rows and columns [nnz]."""
+def coordinates(A: Sharded) -> tuple[Array, Array, Array]:
+    """Rows, columns and numbers [nnz], in even blocks as `data`."""
     rows, cols, _ = in_pieces(A, A.range.unknowns(), A.domain.unknowns())
-    return A.data_basis.leave(rows), A.data_basis.leave(cols)
+    return A.data_basis.leave(rows), A.data_basis.leave(cols), A.data_basis.numbers()
 
 
 @jax.jit

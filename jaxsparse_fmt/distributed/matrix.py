@@ -294,12 +294,12 @@ class ShardedMatrix(ShardedAlgebra):
     @property
     def row_ids(self) -> Array:
         """The row of each entry of `data`, [nnz]."""
-        return self.entries()[0]
+        return self._coordinates()[0]
 
     @property
     def col_ids(self) -> Array:
         """The column of each entry of `data`, [nnz]."""
-        return self.entries()[1]
+        return self._coordinates()[1]
 
     @property
     def layout(self) -> dict[str, Any]:
@@ -361,9 +361,12 @@ class ShardedMatrix(ShardedAlgebra):
         Raises:
           ValueError: this is `in_basis`, as for all conversions.
         """
+        return *self._coordinates(), self.data
+
+    def _coordinates(self) -> tuple[Array, Array, Array]:
         self._check_users_order("coordinates")
         self._begin("entries")
-        return *entries.coordinates(self), jnp.arange(self.nnz, dtype=index_dtype(self.nnz)), self.data
+        return entries.coordinates(self)
 
     def csr_arrays(self) -> CsrArrays:
         """`data`, `indices` and `indptr` in canonical order, as `SparseMatrix.csr_arrays`."""

@@ -48,6 +48,9 @@ def test_no_device_holds_a_vector_of_all_unknowns():
     stored = max(block.values.shape[1] for block in A.shards.blocks)
     program = product.lower(A, A.basis.placed(np.ones(N))).compile()
     assert facts(program.as_text())["longest"] <= max(stored, 4 * N // 8)  # of solves test_programs.py asks it
+    for a, of_scipy in zip(A.entries(), (*S.tocoo().coords, np.arange(S.nnz), S.data), strict=True):
+        assert {shard.data.shape for shard in a.addressable_shards} == {(S.nnz // 8,)}
+        np.testing.assert_array_equal(a, of_scipy)
 
 
 def test_a_device_receives_no_more_than_a_few_blocks_where_every_other_has_unknowns_for_it():
