@@ -20,9 +20,7 @@ def compiled(request):
 
 @pytest.mark.deep
 def test_no_device_makes_or_moves_more_than_its_share(compiled):
-    """A row has 5 entries. A gradient by them takes them to the boxes in a round for each distance on the ring, each
-    as long as its longest message: 35 shares of 32 rows.
-    """
+    """A row has 5 entries. A gradient by them takes them to the boxes in rounds as long as their longest message."""
     share, _, programs = compiled
     for name, of in programs.items():
         assert of["collectives"]["all-gather"] == of["collectives"]["all-to-all"] == 0
