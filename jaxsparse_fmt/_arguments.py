@@ -79,7 +79,10 @@ def number(a: Any) -> Any:
     """A factor as JAX takes it: an int of Python, which may exceed 64 bits, as the nearest float."""
     if not isinstance(a, int):
         return a
-    return float(a) if abs(a) < 2**1023 else math.inf if a > 0 else -math.inf
+    try:
+        return float(a)
+    except OverflowError:
+        return math.copysign(math.inf, a)
 
 
 def whole_number(name: str, value: Any, least: int | None = 0) -> int:
@@ -132,7 +135,7 @@ def as_vector(x: Any, A: Any, axis: int, what: str = "") -> jax.Array:
     """
     if not isinstance(x, jax.Array) and (is_sparse(x) or of_jax_sparse(x)):
         raise TypeError(
-            f"@ takes an array or, of two matrices, those of this library; got {type(x).__name__}; convert SciPy's by "
+            f"@ takes an array or a matrix of this library; got {type(x).__name__}; convert SciPy's by "
             "from_scipy, JAX's by from_bcoo, and write a product with another operator as M @ (A @ x)"
         )
     x, n = as_floating(x, "the vector", A.dtype), A.shape[axis]

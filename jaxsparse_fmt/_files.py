@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import fcntl
 import itertools
 import os
 import shutil
@@ -146,10 +145,11 @@ def _renamed_to(target: Path, mode: int, old: os.stat_result | None = None) -> I
     try:
         if old:
             for owners in ((-1, old.st_gid), (old.st_uid, -1)):
-                with contextlib.suppress(PermissionError):
+                with contextlib.suppress(OSError):
                     os.fchown(held, *owners)
             # What one group may do is no matter of another one.
-            os.fchmod(held, old.st_mode & (0o777 if os.fstat(held).st_gid == old.st_gid else 0o707))
+            with contextlib.suppress(OSError):  # a file system without modes
+                os.fchmod(held, old.st_mode & (0o777 if os.fstat(held).st_gid == old.st_gid else 0o707))
         with open(os.dup(held), "wb") as file:  # its end may report a full disk; the lock lasts longer
             yield file
         os.replace(scratch, target)
@@ -166,6 +166,8 @@ def _scratch(target: Path, mode: int) -> tuple[Path, int]:
     A lock shows that its writer lives: a file without one, of a process that was killed, is removed. Only the process
     whose lock is on the file of such a name renames or removes it.
     """
+    import fcntl  # which only POSIX has
+
     for k in itertools.count():
         scratch = target.with_name(f".{zlib.crc32(os.fsencode(target.name)):08x}-{k}{PART}")
         with contextlib.suppress(OSError), open(scratch, "r+b", opener=_open_itself) as left:

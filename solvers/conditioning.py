@@ -1,6 +1,6 @@
 """How near to singular a matrix is, by its factors on the host: its condition, and its null space.
 
-Both are judged after rows and columns are scaled, so that a matrix in mixed units is no singular one.
+Both are judged after rows and columns are scaled, so that a matrix in mixed units does not count as singular.
 """
 
 from collections.abc import Callable

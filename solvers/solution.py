@@ -55,9 +55,9 @@ _MESSAGES = {
     "where a larger rtol helps, and float64 where x is float32; or the method needs a better M, gmres a larger restart",
     Status.NOT_POSITIVE_DEFINITE: "the matrix or the preconditioner is not definite, or not positive definite where "
     "the method needs that (Cholesky's factors, the M of minres); for an indefinite matrix take minres, gmres or "
-    "bicgstab, and for a singular one, whose range may not hold b, minres or lsmr",
-    Status.NON_FINITE: "a NaN or infinity appeared; look for them in A, b, x0 and M; or squares of A's numbers "
-    "overflow: take M=precond.jacobi(A)",
+    "bicgstab, and for a singular one minres or lsmr, since b may lie outside its range",
+    Status.NON_FINITE: "a NaN or infinity appeared; look for them in A, b, x0 and M; or squares of the "
+    "numbers of A·M overflow: take an M that fits A, such as precond.jacobi(A), or none",
     Status.DIVERGED: "the residual grew until rounding hid the rest, and x is the best one before; the matrix may be "
     "singular and b outside of its range (take minres or lsmr), or the method does not suit it: scale the "
     "system, take a better M, or gmres, whose residual never grows",
@@ -85,6 +85,9 @@ class SolverError(RuntimeError):
         super().__init__(text)
         self.status = status
 
+    def __reduce__(self) -> Any:
+        return type(self), (self.status, str(self))
+
 
 @contextlib.contextmanager
 def noticing_lost_processes() -> Iterator[None]:
@@ -94,7 +97,7 @@ def noticing_lost_processes() -> Iterator[None]:
     except (RuntimeError, ValueError) as error:
         if getattr(error, "is_of_lost_process", False):
             raise SolverError(None, str(error)) from error
-        if not re.search(r"\b(Gloo|NCCL)\b", str(error)):
+        if jax.process_count() == 1 or not re.search(r"\b(Gloo|NCCL)\b", str(error)):
             raise
         cure = "start all of them again, from the last checkpoint if there is one (examples/checkpoint.py)"
         raise SolverError(None, f"another process is gone, or out of step: {cure}. XLA: {error}") from error

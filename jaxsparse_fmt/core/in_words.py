@@ -43,11 +43,15 @@ def in_words(value: Any) -> str:
         csr: Any = value.tocsr()
         return f"{csr.shape} with {', '.join(map(_of_array, (csr.data, csr.indices, csr.indptr)))}"
     if isinstance(value, functools.partial):
-        return in_words((value.func, *value.args, value.keywords))
+        return f"partial of {', '.join(map(in_words, (value.func, *value.args, value.keywords)))}"
+    if value is None:
+        return "None"
     if isinstance(value, dict):
         return str({key: in_words(part) for key, part in value.items()})
     if not jax.tree_util.all_leaves([value]):
-        return f"{type(value).__name__} of {', '.join(map(in_words, jax.tree.leaves(value)))}"
+        leaves = jax.tree_util.tree_leaves_with_path(value, is_leaf=lambda a: a is None)
+        parts = (f"{jax.tree_util.keystr(path)} {in_words(leaf)}".strip() for path, leaf in leaves)
+        return f"{type(value).__name__} of {', '.join(parts)}"
     if callable(value):
         return f"{value.__module__}.{getattr(value, '__qualname__', type(value).__name__)}"
     return re.sub(" at 0x[0-9a-f]+", "", repr(value))

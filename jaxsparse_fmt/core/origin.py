@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jaxsparse_fmt._tracing import is_on_cpu
+from jaxsparse_fmt._tracing import concrete, is_on_cpu
 
 ARITHMETIC = ("add", "sub", "mul", "div", "rem", "neg", "sign", "square", "integer_pow", "max", "min")
 
@@ -61,6 +62,10 @@ def _mapped(new: Any, old: Any) -> bool | None:
         return getattr(getattr(made_by, "primitive", None), "name", None) in ARITHMETIC or None
     if isinstance(old, Tracer) or not all(map(_is_at_hand, (new, old))) or is_on_cpu(new) != is_on_cpu(old):
         return None
+    if not is_on_cpu(new):  # one flag travels to the host, unless something changed
+        with concrete():
+            if new.devices() != old.devices() or jnp.array_equal(new, old):
+                return None
     new, old = np.asarray(new), np.asarray(old)
     if np.array_equal(new, old) or not (new.any() and old.any()):
         return None

@@ -29,8 +29,8 @@ MOST_DRAWN = 5_000_000  # entries of a matrix whose picture a notebook shows; a 
 def _of_entries(sign: str) -> Callable[[Any, Any], NoReturn]:
     def refuse(self: Any, other: Any) -> NoReturn:
         raise TypeError(
-            f"a matrix has no A {sign} b; on its entries this is A.with_data(A.data {sign} b), and a power of the "
-            "matrix is a product, A @ A"
+            f"A {sign} b is not defined for a sparse matrix; entry by entry take A.with_data(A.data {sign} b)"
+            + (", and for a power of the matrix A @ A" if sign == "**" else "")
         )
 
     return refuse
@@ -222,9 +222,10 @@ class ScipyNames(Operator):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            call = ELSEWHERE.get(name)
-            hint = f"; take {call}" if call else ""
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=self)
+            if name not in ELSEWHERE:
+                return object.__getattribute__(self, name)  # raises, also what a property has raised
+            words = f"{type(self).__name__!r} object has no attribute {name!r}; take {ELSEWHERE[name]}"
+            raise AttributeError(words, name=name, obj=self)
 
     __iter__ = None  # else Python would iterate by A[0], A[1], …
 

@@ -8,8 +8,8 @@ a message from each, and sends them the list, from which all conclude the same:
     process 0   receives both, and sends the list of all three
 
 A connection ends with its process, however that ends. The devices gather longer messages, after a round, by a program
-of JAX's from the caller's thread: XLA runs the programs of one thread in their order, which is the same in all
-processes, on CPUs and in the streams of GPUs.
+of JAX's from the caller's thread, if that does not trace: XLA runs the programs of one thread in their order, which is
+the same in all processes, on CPUs and in the streams of GPUs.
 """
 
 import atexit
@@ -19,6 +19,7 @@ import pickle
 import secrets
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener, wait
 from typing import Any
 
@@ -28,7 +29,7 @@ import numpy as np
 from jaxsparse_fmt._tracing import in_trace
 from jaxsparse_fmt.kernels.backends import jax_versions
 
-SHORT, MOST = 2**20, 2**24  # bytes of a message between hosts, and of one that devices gather at a time
+SHORT, MOST = 2**20, 2**24  # bytes of a round's messages between hosts, and of one that devices gather at a time
 PATIENCE = 60  # seconds after which a process names those for which it waits
 
 
@@ -44,7 +45,7 @@ _gone: list[ProcessGone] = []
 
 def gathered(message: bytes) -> list[bytes]:
     """The messages of all processes, by number; all of them must call this."""
-    sent = message if len(message) <= SHORT else len(message)
+    sent = message if len(message) * jax.process_count() <= SHORT else len(message)
     received = [pickle.loads(part) for part in _in_one_round(pickle.dumps(sent))]
     sizes = [part if isinstance(part, int) else len(part) for part in received]
     if all(isinstance(part, bytes) for part in received):
@@ -73,20 +74,27 @@ def _in_one_round(message: bytes) -> list[bytes]:
     if _gone:
         raise _gone[0]
     rounds += 1
-    lines, count = _lines(), jax.process_count()
-    if jax.process_index():
-        _send(lines[0], message)
-        answer = _received(lines)
-        answer = answer if isinstance(answer, int) else pickle.loads(answer[0])
-    else:
-        answer = _received(lines)
-        if not isinstance(answer, int):
-            of_all = [message, *(answer[k] for k in range(1, count))]
-            answer = of_all if len({*of_all}) > 1 else None
+    lines, count = {}, jax.process_count()
+    try:
+        lines = _lines()
+        if jax.process_index():
+            _send(lines[0], message)
+            answer = _received(lines)
+            answer = answer if isinstance(answer, int) else pickle.loads(answer[0])
+        else:
+            answer = _received(lines)
+            if not isinstance(answer, int):
+                of_all = [message, *(answer[k] for k in range(1, count))]
+                answer = of_all if len({*of_all}) > 1 else None
+            for line in lines.values():
+                _send(line, pickle.dumps(answer))
+    except BaseException:  # an interrupt, after which this process would take the answer of one round for another
         for line in lines.values():
-            _send(line, pickle.dumps(answer))
+            line.close()
+        _lost(f"process {jax.process_index()} of {count} has left an agreement unfinished")
+        raise
     if isinstance(answer, int):
-        raise _lost(answer)
+        raise _lost(f"process {answer} of {count} is gone")
     return answer or count * [message]
 
 
@@ -104,10 +112,14 @@ def _lines() -> dict[int, Connection]:
     here = host if host in ("localhost", "127.0.0.1") else ""  # no other host needs to reach it
     with Listener((here, 0), backlog=count, authkey=key) as listener:
         service.key_value_set_bytes("jaxsparse/meeting", pickle.dumps((listener.address[1], key)))
-        lines = [listener.accept() for _ in range(1, count)]
-    for line in lines:
+        lines: dict[int, Connection] = {}
+        while len(lines) < count - 1:
+            with contextlib.suppress(AuthenticationError, EOFError, OSError):  # of one who does not know the key
+                line = listener.accept()
+                lines[line.recv()] = line
+    for line in lines.values():
         atexit.register(line.close)
-    return {line.recv(): line for line in lines}
+    return lines
 
 
 def _send(line: Connection, message: bytes) -> None:
@@ -124,7 +136,9 @@ def _received(lines: dict[int, Connection]) -> dict[int, bytes] | int:
         if not ready:
             told = True
             warnings.warn(
-                f"waiting for processes {sorted(of_line.values())} since {PATIENCE} s", RuntimeWarning, stacklevel=2
+                f"has waited {PATIENCE} s for processes {sorted(of_line.values())}, which have not made the same call",
+                RuntimeWarning,
+                stacklevel=2,
             )
         for line in ready:
             process = of_line.pop(line)
@@ -135,11 +149,11 @@ def _received(lines: dict[int, Connection]) -> dict[int, bytes] | int:
     return found
 
 
-def _lost(process: int) -> ProcessGone:
+def _lost(what: str) -> ProcessGone:
     _gone.append(
         ProcessGone(
-            f"process {process} of {jax.process_count()} is gone. Start all of them again, from the last checkpoint if "
-            "there is one (examples/checkpoint.py); what it printed last says why it ended"
+            f"{what}; what it printed last says why. Start all processes again, from the last checkpoint if there is "
+            "one (examples/checkpoint.py)"
         )
     )
     return _gone[0]

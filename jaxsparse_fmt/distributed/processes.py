@@ -21,14 +21,14 @@ from jaxsparse_fmt.kernels.backends import selection
 
 
 def alone(mesh: Any) -> bool:
-    """Whether this process has all devices of the mesh, and need not agree with others; of what is no mesh, too.
+    """Whether this process has all devices of the mesh, and need not agree with others. What is no mesh has none.
 
     Raises:
       ValueError: the mesh leaves out processes. Messages go to all processes, which would wait for those left out.
     """
     if jax.process_count() == 1 or not isinstance(mesh, Mesh):
         return True
-    processes, count = sorted({d.process_index for d in mesh.devices.flat}), jax.process_count()
+    processes, count = _processes(mesh), jax.process_count()
     if processes == [jax.process_index()]:
         return True
     if len(processes) < count:
@@ -38,6 +38,11 @@ def alone(mesh: Any) -> bool:
             "jax.local_devices()"
         )
     return False
+
+
+@functools.lru_cache(maxsize=8)
+def _processes(mesh: Mesh) -> list[int]:
+    return sorted({d.process_index for d in mesh.devices.flat})
 
 
 def everyones(make: Callable[[], dict[int, Any]], mesh: Mesh) -> dict[int, Any]:
@@ -82,9 +87,9 @@ def _exchanged(make: Callable[[], tuple[dict[str, Any], dict[int, Any]]]) -> dic
     failure = None
     try:
         compared, mine = make()
-        doors = _doors.get()
-        where = {"operation": ": ".join(name for name, _ in doors), "number of calls": _calls}
-        where |= doors[-1][1] if doors else {}
+        operations = _operations.get()
+        where = {"operation": ": ".join(name for name, _ in operations), "number of calls": _calls}
+        where |= operations[-1][1] if operations else {}
         words.update(pair for item in (where | compared).items() for pair in in_words.described(*item))
     except Exception as error:
         failure = error
@@ -123,7 +128,7 @@ def _disagreement(of_all: list[dict[str, str]]) -> Exception:
     return error
 
 
-_doors: contextvars.ContextVar[tuple[Any, ...]] = contextvars.ContextVar("doors", default=())
+_operations: contextvars.ContextVar[tuple[Any, ...]] = contextvars.ContextVar("operations", default=())
 _calls = 0  # of operations, so far
 
 
@@ -138,11 +143,11 @@ def failing_together(mesh: Mesh, operation: str, matrix: Any = None) -> Iterator
     if alone(mesh) or in_trace():
         yield
         return
-    around = _doors.get()
+    around = _operations.get()
     _calls += not around
     if matrix is not None and id(matrix) not in in_words.names:
         named(matrix)
-    token = _doors.set((*around, (operation, {} if matrix is None else {"A": matrix})))
+    token = _operations.set((*around, (operation, {} if matrix is None else {"A": matrix})))
     try:
         yield
     except Exception as error:
@@ -150,7 +155,7 @@ def failing_together(mesh: Mesh, operation: str, matrix: Any = None) -> Iterator
             raise
         everyones(functools.partial(_raised, error), mesh)
     finally:
-        _doors.reset(token)
+        _operations.reset(token)
 
 
 def _raised(error: Exception) -> Any:

@@ -33,7 +33,7 @@ def read_scipy(path: AnyPath | BinaryIO) -> "scipy.sparse.csr_array":
     before a number. Beyond the standard, a file may have comments and blank lines anywhere after the
     banner, comments after entries, Fortran's exponents (1D5), inf, infinity and nan, a byte order
     mark, lines of up to 65,536 bytes, and integers of any size, which become the nearest float64. Blank lines
-    and comments may be 262,144 more than the entries.
+    and comments may outnumber the entries by 262,144, or hold 16 MB.
     Any other content is refused (`mtx_entries.py` states the grammar).
 
     SciPy's reader parses the file, in several threads if it is large. At its peak the function holds at most 50 MB

@@ -55,7 +55,7 @@ class Method(NamedTuple):
       keeps: a restart may continue in the direction p of the work.
       least_squares: the method may end with LEAST_SQUARES, which is checked by the true residual.
       sums: (whether there is no M) -> the pass whose sums `step` needs with A·v, and the number of its other vectors.
-        Without M such a method takes r for M·r, and no square of a vector of its step depends on the size of A.
+        Without M such a method takes r for M·r, and no square of a vector of its step depends on ‖A‖.
       unrolled: the steps of a trip of the inner loop, if that has several between two checks. A trip costs a GPU some
         µs, and each step in it 10 ms a kernel to compile: 1 if a step has dozens of kernels.
       whole: (system, whether A is transposed) -> x and how the solve ended, in place of the loop.
@@ -162,7 +162,7 @@ def run(space: Space, method: Method, options: Options, system: System) -> tuple
     if method.least_squares and jnp.iscomplexobj(b):
         probe = probe._replace(skew=inverse * jnp.abs(space.inner_product(v, Av).imag))
     if M is None:
-        M = by_size(size)
+        M = by_norm(size)
     r, x = b, jnp.zeros_like(b)
     if x0 is not None:
         r, x, squared = unless_far(space, A, b, x0, unit, squared)
@@ -248,7 +248,7 @@ def run(space: Space, method: Method, options: Options, system: System) -> tuple
 
 @functools.partial(one_kernel, statics=2)
 def _numbers(narrow: Any, sized: bool, squared: Array, limits: Any, unit: Array, of_A: Array) -> tuple[Any, ...]:
-    """‖b‖, the tolerance, the drop, a power of two about the size of A, its inverse, and that for `by_size`."""
+    """‖b‖, the tolerance, the drop, a power of two about ‖A‖, its inverse, and that for `by_norm`."""
     rtol, atol, _, drop = limits
     b_norm = jnp.sqrt(squared)
     tolerance = jnp.maximum(rtol * b_norm, atol / unit).astype(b_norm.dtype)
@@ -256,15 +256,15 @@ def _numbers(narrow: Any, sized: bool, squared: Array, limits: Any, unit: Array,
     drop = jnp.maximum(drop, jnp.finfo(narrow).eps / 16)  # a recursion that fell by more is rounding
     exponent = exponent_of(of_A)
     scales = (power_of_two(e, b_norm.dtype) for e in (exponent, -exponent))
-    return b_norm, tolerance, drop, *scales, inverse_size(of_A.astype(jnp.finfo(narrow).dtype)) if sized else None
+    return b_norm, tolerance, drop, *scales, inverse_norm(of_A.astype(jnp.finfo(narrow).dtype)) if sized else None
 
 
-def inverse_size(of_A: Array) -> Array:
+def inverse_norm(of_A: Array) -> Array:
     """The even power of two about 1 / `of_A`: its root is one too, so that minres rounds alike for all sizes of A."""
     return power_of_two(-(exponent_of(of_A) >> 1 << 1), of_A.dtype)
 
 
-def by_size(inverse: Array | None) -> Map:
+def by_norm(inverse: Array | None) -> Map:
     """In place of a preconditioner: then no square of a vector over- or underflows because A is large or small."""
     return lambda r: r if inverse is None else inverse * r
 

@@ -24,7 +24,7 @@ from solvers.core import structure
 from solvers.core.diagonal import Diagonal
 from solvers.core.vectors import times
 
-PROGRAMS = 64  # of users' functions that are kept; the least recently used goes
+FUNCTIONS = 64  # of users' functions that are kept; the least recently used goes
 
 
 @pytree
@@ -68,7 +68,7 @@ class Function(Operator):
     __call__ = __matmul__
 
 
-_same: Callable[[Any], list[Jaxpr]] = functools.lru_cache(maxsize=PROGRAMS)(lambda key: [])  # the first with this key
+_same: Callable[[Any], list[Jaxpr]] = functools.lru_cache(maxsize=FUNCTIONS)(lambda key: [])  # the first with this key
 
 
 def traced(f: Callable[[Any], Any], example: Any) -> Function:

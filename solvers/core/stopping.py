@@ -163,7 +163,7 @@ def recorded(norms: Any, k: Array, value: Array) -> Any:
 
 
 class Probe(NamedTuple):
-    """A pseudorandom vector v and A·v, which show the size of A, and whether A is self-adjoint."""
+    """A pseudorandom vector v and A·v, which show ‖A‖, and whether A is self-adjoint."""
 
     v: Array
     Av: Array

@@ -11,7 +11,7 @@ from jax import Array, lax
 from jax.core import Tracer
 
 from solvers.core import arguments
-from solvers.core.iterate import Method, Options, System, by_size, chosen, inverse_size
+from solvers.core.iterate import Method, Options, System, by_norm, chosen, inverse_norm
 from solvers.core.linear_solve import product
 from solvers.core.scaling import scaled
 from solvers.core.space import Space
@@ -41,7 +41,7 @@ def run(space: Space, method: Method, options: Options, steps: int, system: Syst
     if system.M is not None:
         M = product(system.M, b.dtype)
     else:
-        M = by_size(None if method.sums else inverse_size(lax.stop_gradient(space.largest(A(noise(space, b))))))
+        M = by_norm(None if method.sums else inverse_norm(lax.stop_gradient(space.largest(A(noise(space, b))))))
     r, x = b, jnp.zeros_like(b)
     if x0 is not None:
         r, x = b - A(x0), x0

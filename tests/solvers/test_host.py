@@ -98,10 +98,11 @@ def test_is_a_pattern_singular_if_no_order_of_its_rows_fills_the_diagonal():
     assert not Host(path).structurally_singular and Host(sp.block_diag([path, path[1:, 1:]])).structurally_singular
 
 
-CASE = pathlib.Path(os.environ.get("JAXSPARSE_CASES", "")) / "2026-11-29" / "mhd1280a.mtx.gz"
+CASES = os.environ.get("JAXSPARSE_CASES")
+CASE = next(pathlib.Path(CASES).rglob("mhd1280a.mtx.gz"), None) if CASES else None
 
 
-@pytest.mark.skipif(not CASE.exists(), reason="JAXSPARSE_CASES holds no mhd1280a")
+@pytest.mark.skipif(CASE is None, reason="JAXSPARSE_CASES holds no mhd1280a")
 def test_ends_the_search_for_a_full_diagonal():
     """SciPy's own matching does not, in hours."""
     S = jsf.io.read_scipy(CASE).real

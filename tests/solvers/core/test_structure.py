@@ -102,9 +102,9 @@ def test_do_operations_and_their_parameters_count(f, g):
 
 
 def test_are_as_many_programs_kept_as_the_bound_says():
-    for k in range(operators.PROGRAMS + 9):
+    for k in range(operators.FUNCTIONS + 9):
         operators.traced(lambda v: v[k:], V)  # noqa: B023
-    assert operators._same.cache_info().currsize == operators.PROGRAMS
+    assert operators._same.cache_info().currsize == operators.FUNCTIONS
     before = operators._same.cache_info().misses
     for k in range(500):
         operators.traced(lambda v: v * (k + 0.5), V)  # noqa: B023
