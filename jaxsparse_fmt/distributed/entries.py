@@ -131,7 +131,7 @@ def _named(A: Any) -> tuple[Array, ...]:
 
 def inner_numbers(over: Distribution) -> Array:
     first = jnp.asarray(over.starts[:-1, None], index_dtype(over.places))
-    return (first + jnp.arange(over.size, dtype=first.dtype)).reshape(-1)
+    return (first + jnp.arange(over.size, dtype=first.dtype)[None]).reshape(-1)
 
 
 def _untraced(f: Any, arrays: Any, mesh: Any) -> Any:

@@ -321,7 +321,7 @@ def _verdict(method: Any, refines: bool, sums: dict[str, Array], limits: Any, no
     if not method.self_adjoint:
         # x is infinite, or so long that rounding alone leaves a residual longer than b: it follows a null vector.
         runs_away = (eps * Ax_norm > b_norm) | ~jnp.isfinite(lost)
-        runs_away &= jnp.isfinite(claimed + Av_squared + b_norm)
+        runs_away &= (now.k > 0) & jnp.isfinite(claimed + Av_squared + b_norm)  # without a step M is to blame
         runs_away &= (code == RUNNING) | (code == Status.MAXITER) | (code == Status.NON_FINITE)
         code = jnp.where(runs_away, jnp.int32(Status.DIVERGED), code)
     else:

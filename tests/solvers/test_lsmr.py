@@ -143,7 +143,7 @@ def test_a_solution_that_is_exact_to_rounding_converges_whatever_the_residual(dt
     J, exact = np.stack([np.exp(-2 * t), -3 * t * np.exp(-2 * t)], 1), np.array([0.3, -0.2])
     A, b = J.astype(dtype), (J @ exact + noise * RNG.standard_normal(50)).astype(dtype)
     sol = lsmr(A, b, rtol=rtol)
-    assert sol.status is Status.CONVERGED and "least-squares" in sol.status.message
+    assert sol.status is Status.CONVERGED
     want = shortest(A.astype(float), b.astype(float))
     np.testing.assert_allclose(sol.x, want, rtol=0, atol=300 * np.finfo(dtype).eps)
 

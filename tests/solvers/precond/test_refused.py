@@ -103,7 +103,7 @@ TYPES = [
     (block_jacobi, (S, 3), {}, "convert a SciPy matrix"),
     (coarse_space, (A, W * 1j), {}, r"W is complex and A is not; pass real columns, or A.astype\(complex128\)"),
     (coarse_space, (A, np.full((81, 2), "a")), {}, "dtype|type"),
-    (coarse_space, (A, None), {}, "W has dtype object, which is not numeric"),
+    (coarse_space, (A, None), {}, "W must be an array of numbers; got NoneType"),
     (coarse_space, (S, W), {}, "A is SciPy's; convert"),
     (subdomains, (np.ones(6), np.zeros(6)), {}, "parts must be whole numbers; got float64"),
     (incomplete_lu, (np.eye(3),), {}, "takes a jaxsparse matrix, got ndarray"),
