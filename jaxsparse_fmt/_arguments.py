@@ -82,7 +82,7 @@ def number(a: Any) -> Any:
     try:
         return float(a)
     except OverflowError:
-        return math.copysign(math.inf, a)
+        return math.inf if a > 0 else -math.inf
 
 
 def whole_number(name: str, value: Any, least: int | None = 0) -> int:
