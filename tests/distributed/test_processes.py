@@ -112,7 +112,7 @@ def test_programs_in_a_row_need_no_pause_and_the_end_of_one_process_reaches_the_
         assert float(re.findall(r"off by (\S+)", text)[0]) < 1e-4, (text, err)
         assert "refused: the disk is gone" in text
     assert "refused: the disk is gone in process 1" in out
-    assert "SolverError process 1 of 2 is gone. Start all of them again" in out
+    assert "SolverError process 1 of 2 is gone; what it printed last says why" in out
 
 
 MESHES_OF_SOME = """

@@ -1,4 +1,4 @@
-"""The compiled programs for 8, 64 and 512 devices: nothing grows with them, and a step waits as seldom as it can."""
+"""The compiled programs for 64 and 512 devices: nothing grows with them, and a step waits as seldom as it can."""
 
 import json
 
@@ -13,7 +13,7 @@ def compiled_for(devices: int, what: str) -> tuple[int, int, dict]:
     return facts["n"] // devices, facts["rounds"], facts["programs"]
 
 
-@pytest.fixture(scope="module", params=[(8, "boxes"), (64, "strips"), (64, "boxes"), (512, "boxes")], ids=str)
+@pytest.fixture(scope="module", params=[(64, "boxes"), (512, "boxes")], ids=str)
 def compiled(request):
     return compiled_for(*request.param)
 
