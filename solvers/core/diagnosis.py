@@ -51,7 +51,7 @@ def _cause(judge: Judge, x: Array, r: Array, norm: Array, last: Last | None, cod
     # Of a direction that a narrow type sees clearly the sign is no rounding error.
     v, Av = pairs[-1]
     is_clear = jnp.abs(space.dot(v, Av)) > 10 * jnp.finfo(judge.values).eps * A_norm * space.dot(v, v)
-    cosines = [ratio(space.dot(v, Av), space.norm(v) * space.norm(Av)) for v, Av in pairs]
+    cosines = [ratio(space.dot(v, Av), space.length(v) * space.length(Av)) for v, Av in pairs]
     least, most = (functools.reduce(f, cosines) for f in (jnp.minimum, jnp.maximum))
     # A·M·r is nearly orthogonal to r, or longer than a residual in the narrow type may grow.
     of_M = jnp.abs(space.dot(r, Az)) < AT_FAULT * space.norm(r) * space.norm(Az)
