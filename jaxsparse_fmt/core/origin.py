@@ -62,7 +62,8 @@ def _mapped(new: Any, old: Any) -> bool | None:
         return getattr(getattr(made_by, "primitive", None), "name", None) in ARITHMETIC or None
     if isinstance(old, Tracer) or not all(map(_is_at_hand, (new, old))) or is_on_cpu(new) != is_on_cpu(old):
         return None
-    if not is_on_cpu(new):  # one flag travels to the host, unless something changed
+    # From an accelerator one flag travels to the host, unless something changed.
+    if isinstance(new, jax.Array) and isinstance(old, jax.Array) and not is_on_cpu(new):
         with concrete():
             if new.devices() != old.devices() or jnp.array_equal(new, old):
                 return None
