@@ -3,7 +3,6 @@
 import pathlib
 import re
 import sys
-import warnings
 import zipfile
 
 import jax
@@ -15,7 +14,7 @@ import scipy.sparse
 import jaxsparse_fmt
 import solvers
 from jaxsparse import commands, process
-from jaxsparse_fmt.cli import main, measure, progress
+from jaxsparse_fmt.cli import main, measure
 from jaxsparse_fmt.io import files
 from tests.cli.conftest import POISSON, Terminal, written
 from tests.marks import few
@@ -398,10 +397,3 @@ def test_help_fits_80_columns(command, capsys, monkeypatch):
     with pytest.raises(SystemExit, match="0"):
         main.main([*command, "--help"])
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
-
-
-def test_is_a_warning_one_line_in_the_words_of_the_command(capsys):
-    with main._warnings_as_lines(progress.Progress()):
-        warnings.simplefilter("always")
-        warnings.warn("take M=precond.jacobi(A)", RuntimeWarning, stacklevel=1)
-    assert capsys.readouterr().err == "jaxsparse: take --precond jacobi\n"

@@ -2,13 +2,14 @@
 
 import math
 import sys
+import warnings
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxsparse_fmt import gallery
-from jaxsparse_fmt.cli import measure, progress
+from jaxsparse_fmt.cli import main, measure, progress
 from solvers import cg
 from tests.cli.conftest import Terminal
 
@@ -54,3 +55,10 @@ def test_all_progress_is_in_when_solve_returns():
         told.clear()
         iterations = solve().iterations
         assert told and max(told) <= iterations
+
+
+def test_is_a_warning_one_line_in_the_words_of_the_command(capsys):
+    with main._warnings_as_lines(progress.Progress()):
+        warnings.simplefilter("always")
+        warnings.warn("take M=precond.jacobi(A)", RuntimeWarning, stacklevel=1)
+    assert capsys.readouterr().err == "jaxsparse: take --precond jacobi\n"
