@@ -32,7 +32,7 @@ from solvers import precond  # noqa: E402
 
 EXCHANGE = ("coo", "csc")
 # The menu: what people come for, then the pages of the engine.
-LEARN = """start tasks examples which-solver boundary-conditions differentiate factors coming-from many-gpus
+LEARN = """start tasks examples which-solver boundary-conditions differentiate factors batches coming-from many-gpus
 compare command-line troubleshooting"""
 DEPTH = "solvers algebra which-format formats files other-libraries performance measurements papers"
 # Of the contributor's page; the menu shows them below it when it is open.
@@ -54,7 +54,8 @@ API: dict[str, tuple[str, dict[types.ModuleType, str]]] = {
         "Solve a system",
         {
             solvers: """cg solve gmres minres bicgstab idrs fcg refine direct factorized Factorized logdet
-            spsolve_triangular lsmr Solution LeastSquaresSolution Status SolverError Adjoint"""
+            spsolve_triangular solve_banded solve_block_tridiagonal lsmr Solution LeastSquaresSolution Status
+            SolverError Adjoint"""
         },
     ),
     "api-preconditioners": (

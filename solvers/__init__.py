@@ -15,6 +15,8 @@ from jaxsparse_fmt._late import import_late
 
 if TYPE_CHECKING:
     from solvers import precond as precond
+    from solvers.banded import solve_banded as solve_banded
+    from solvers.banded import solve_block_tridiagonal as solve_block_tridiagonal
     from solvers.bicgstab import bicgstab as bicgstab
     from solvers.cg import cg as cg
     from solvers.core.settings import Adjoint as Adjoint
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 import_late(
     __name__,
     {
+        "banded": "solve_banded solve_block_tridiagonal",
         "bicgstab": "bicgstab",
         "cg": "cg",
         "core.settings": "Adjoint",

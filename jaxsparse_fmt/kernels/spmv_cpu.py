@@ -79,6 +79,28 @@ def of_triangle(
     return ffi.call("solved rows", values, r, col_idx, row_ptr, col_idx, r.shape, masked=masked, **sizes)
 
 
+def of_bands(
+    bands: Array,  # [systems, lower + upper + 1, n, m, m]
+    b: Array,  # [systems, n·m, p]
+    lower: int,
+    upper: int,
+    is_transposed: bool,
+) -> Array | None:
+    """x of A·x = b for systems whose block (I, J) of A is bands[:, upper + I - J, J], in the dtype of both.
+
+    With `is_transposed` the bands are those of Aᵀ; lower and upper are A's.
+    """
+    (systems, _, n, m, _), size = bands.shape, b.size
+    width = (2 * lower + upper + 1) * m
+    # One for each core, since each has memory for the rows of a system.
+    pieces = min(CORES, systems) if systems * n * m * width >= LAUNCH.serial_entries else 1
+    geometry = jnp.array([lower, upper, m], jnp.int32)
+    shape = (1, size + pieces * n * m * (width + 1))
+    sizes = {"n_rows": n, "n_cols": systems, "p": b.shape[2], "pieces": pieces, "masked": int(is_transposed)}
+    out = ffi.call("solved bands", bands[None], b[None], geometry, geometry, geometry, shape, **sizes)
+    return None if out is None else out[0, :size].reshape(b.shape)
+
+
 def _pieces(work: int) -> int:
     """The number of pieces of a member of the batch, which changes no bit of the result.
 

@@ -38,7 +38,7 @@ def test_every_public_solver_is_asked():
     asked = {getattr(case.solver, "func", case.solver).__name__ for case in CASES + REFINED}
     others = {"Adjoint", "Solution", "SolverError", "Status", "precond", "eigsh", "EigenSolution", "lobpcg"}
     others |= {"lsmr", "LeastSquaresSolution", "solve", "direct", "factorized", "Factorized", "spsolve_triangular"}
-    others |= {"svds", "SingularSolution", "logdet"}
+    others |= {"svds", "SingularSolution", "logdet", "solve_banded", "solve_block_tridiagonal"}
     assert asked == set(solvers.__all__) - others
 
 

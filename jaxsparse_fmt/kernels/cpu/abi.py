@@ -17,7 +17,10 @@ SIZES = (
 )
 
 # "columns": the product with several right-hand sides.
-KINDS = ("product rows", "columns rows", "transposed rows", "outer rows", "product diagonals", "solved rows")
+KINDS = (
+    *("product rows", "columns rows", "transposed rows", "outer rows", "product diagonals", "solved rows"),
+    "solved bands",
+)
 FLOATS = tuple(map(np.dtype, ("float32", "float64", "complex64", "complex128")))
 POINTERS = tuple(map(np.dtype, ("int32", "int64")))
 # Programs on disk contain these numbers, so a kernel has the same number in every process.

@@ -108,7 +108,7 @@ def _address_of(number: int) -> int:
     kind, a, b, ptr = KEYS[number]
 
     def make() -> tuple[Any, str]:
-        from jaxsparse_fmt.kernels.cpu.numba_kernels import kernel
+        from jaxsparse_fmt.kernels.cpu.c_functions import kernel
 
         return kernel(kind, a, b, np.result_type(a, b), ptr)
 

@@ -1,6 +1,6 @@
-"""Numba kernels for the CPU, for rows and for diagonals; `kernel` makes a C function of each.
+"""Numba kernels for the CPU, for rows and for diagonals; `c_functions.py` makes a C function of each.
 
-`ffi.py` imports this module only when a program calls a kernel that no file holds, since Numba takes half a second to
+`ffi.py` imports them only when a program calls a kernel that no file holds, since Numba takes half a second to
 import. Operands are pointers, which compile in half the time of arrays. A kernel computes one member of a batch:
 
     values             [n_stored]
@@ -17,8 +17,6 @@ from typing import Any, NamedTuple
 
 import numba
 import numpy as np
-
-from jaxsparse_fmt.kernels.cpu.abi import SIZES
 
 U = np.uint64
 # Rows whose sums stay in the L1 or L2 cache while the kernel adds their diagonals, each a run of memory.
@@ -308,21 +306,3 @@ def product_diagonals(o, piece, pieces):
                 _add_run(o, U(place + begin), U(begin), U(begin + offset), U(end - begin), tested)
         tested = not (tested or o.masked == U(0) or _finite(o, U(row) * o.p, U(stop) * o.p))
         row = row if tested else stop
-
-
-# --------------------------------------------------------------------------------------------------------- C functions
-
-PIECES, FIRST = SIZES.index("pieces"), SIZES.index("n_rows")
-
-
-def kernel(kind: str, a: np.dtype, b: np.dtype, out: np.dtype, ptr: np.dtype) -> tuple[Any, str]:
-    """The function of a kind of `abi.KINDS` for these dtypes, as `handler.py` calls it, and its signature for Numba."""
-    run, zero = globals()[kind.replace(" ", "_")], out.type(0)
-
-    def kernel(a, b, out, columns, ptr, pattern, sizes, piece):
-        numbers = (U(sizes[FIRST]), U(sizes[FIRST + 1]), U(sizes[FIRST + 2]), U(sizes[FIRST + 3]))
-        more = (U(sizes[FIRST + 4]), U(sizes[FIRST + 5]))
-        run(Operands(a, b, out, columns, ptr, pattern, *numbers, *more, zero), piece, sizes[PIECES])
-
-    pointers = ", ".join(f"CPointer({dtype})" for dtype in (a, b, out, "int32", ptr, "uint8", "int64"))
-    return kernel, f"void({pointers}, int64)"

@@ -1,0 +1,25 @@
+"""A C function of each Numba kernel, as `handler.py` calls it."""
+
+from typing import Any
+
+import numpy as np
+
+from jaxsparse_fmt.kernels.cpu import band_kernels, numba_kernels
+from jaxsparse_fmt.kernels.cpu.abi import SIZES
+from jaxsparse_fmt.kernels.cpu.numba_kernels import U
+
+PIECES, FIRST = SIZES.index("pieces"), SIZES.index("n_rows")
+
+
+def kernel(kind: str, a: np.dtype, b: np.dtype, out: np.dtype, ptr: np.dtype) -> tuple[Any, str]:
+    """The function of a kind of `abi.KINDS` for these dtypes, as `handler.py` calls it, and its signature for Numba."""
+    module = band_kernels if kind == "solved bands" else numba_kernels
+    run, zero = getattr(module, kind.replace(" ", "_")), out.type(0)
+
+    def kernel(a, b, out, columns, ptr, pattern, sizes, piece):
+        numbers = (U(sizes[FIRST]), U(sizes[FIRST + 1]), U(sizes[FIRST + 2]), U(sizes[FIRST + 3]))
+        more = (U(sizes[FIRST + 4]), U(sizes[FIRST + 5]))
+        run(numba_kernels.Operands(a, b, out, columns, ptr, pattern, *numbers, *more, zero), piece, sizes[PIECES])
+
+    pointers = ", ".join(f"CPointer({dtype})" for dtype in (a, b, out, "int32", ptr, "uint8", "int64"))
+    return kernel, f"void({pointers}, int64)"
