@@ -7,6 +7,8 @@ on a CPU. "COLAMD" and "symmetric" are SciPy's `splu` with a solve, in its defau
 SymmetricMode and a threshold of 0.001; empty where the entries are predicted to take over 20 s, or x has a backward
 error above 1e-10. "sparsax" calls CHOLMOD alone, and "spineax" cuDSS, whose analysis of the pattern it
 keeps; "analysed anew" has one of each call. A gradient is that of `logdet` by all entries.
+"batches" are systems of one pattern: by `direct` and `bicgstab` under vmap, by dense LU, by
+`lax.linalg.tridiagonal_solve`, and by a Python loop over SciPy's `spsolve`.
 "ratio" is that of `direct` to the better mode, or to the library alone. JAXSPARSE_MATRICES and JAXSPARSE_CASES name
 folders of files to read. On a GPU it measures cuDSS, and SuperLU where that takes less than a second.
 """
@@ -27,11 +29,12 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.sparse as sp
 import scipy.sparse.linalg as spla
+from jax import lax
 
 import jaxsparse_fmt as jsf
 from benchmarks import report
 from benchmarks.report import Row
-from solvers import direct, logdet
+from solvers import bicgstab, direct, logdet
 from solvers.host import COLAMD, MMD, THRESHOLD, Host
 
 SECONDS, CALLS = 0.2, 20  # of a measurement, at most, but for three calls
@@ -160,6 +163,51 @@ def determinants(small: bool) -> Iterator[Row]:
         yield {"problem": f"Poisson, {n}²", "n": n * n, "value": milliseconds(f), "gradient": gradient}
 
 
+def of_batches(small: bool) -> Iterator[Row]:
+    rng, is_cpu = np.random.default_rng(0), jax.default_backend() == "cpu"
+    blocks = sp.kron(sp.eye_array(100), 4 * np.eye(12) + rng.random((12, 12)))
+    beside = sp.diags_array([1.0, 1.0], offsets=[-1, 1], shape=(100, 100))
+    random = sp.random_array((50, 50), density=0.1, rng=np.random.default_rng(1))
+    problems = {
+        "1,000 unknowns, tridiagonal": (sp.diags_array([-1, 2.1, -1], offsets=[-1, 0, 1], shape=(1000, 1000)), 1000),
+        "64 unknowns, 5 diagonals": (
+            sp.diags_array([1, -4, 6.1, -4, 1], offsets=[-2, -1, 0, 1, 2], shape=(64, 64)),
+            2000,
+        ),
+        "50 unknowns, 10 % full": (random + 5 * sp.eye_array(50), 4000),
+        "Poisson, 32²": (jsf.gallery.poisson(32, dim=2), 1000),
+        "100 blocks of 12, tridiagonal": (blocks + sp.kron(beside, 0.1 * rng.random((12, 12))), 1000),
+    }
+    for name, (S, count) in problems.items():
+        S, count = sp.csr_array(S).astype(np.float64), 8 if small else count // 10 if is_cpu else count
+        A, n = jsf.from_scipy(S, "csr"), S.shape[0]
+        data = jnp.asarray(S.data * rng.uniform(0.95, 1.05, (count, S.nnz)))
+        b = jnp.asarray(rng.standard_normal((count, n)))
+
+        def time_of(one: Callable[..., Any], data: Any = data, b: Any = b) -> float:
+            f = jax.jit(lambda s: jax.vmap(one)(s * data, b))
+            return milliseconds(f)
+
+        row: Row = {"problem": name, "systems": count}
+        row["direct"] = time_of(lambda d, b, A=A: direct(A.with_data(d), b).x)
+        row["bicgstab"] = time_of(lambda d, b, A=A: bicgstab(A.with_data(d), b, rtol=1e-10).x)
+        if count * n * n < 2**28:
+            row["dense"] = time_of(lambda d, b, A=A: jnp.linalg.solve(A.with_data(d).todense(), b))
+        if "unknowns, tri" in name:
+            diagonals = [jnp.asarray(rng.uniform(low, low + 0.1, (count, n))) for low in (-1.0, 2.1, -1.0)]
+            lax_solve = jax.jit(
+                lambda s, d=diagonals, b=b: lax.linalg.tridiagonal_solve(*(s * a for a in d), b[..., None])
+            )
+            row["lax"] = milliseconds(lax_solve)
+        if is_cpu:
+            each = [sp.csc_array((d, S.indices, S.indptr), shape=S.shape) for d in np.asarray(data)]
+            rhs = np.asarray(b)
+            row["loop"] = milliseconds(
+                lambda s, each=each, b=rhs: [spla.spsolve(s * a, c) for a, c in zip(each, b, strict=True)]
+            )
+        yield row
+
+
 def by_cudss(small: bool) -> Iterator[Row]:
     from spineax import cudss  # pyright: ignore[reportMissingImports]
 
@@ -200,11 +248,12 @@ def by_cudss(small: bool) -> Iterator[Row]:
 
 def sections(args: argparse.Namespace, header: dict[str, str]) -> report.Sections:
     if jax.default_backend() != "cpu":
-        return {"cudss": functools.partial(by_cudss, args.small)}
+        return {"cudss": functools.partial(by_cudss, args.small), "batches": functools.partial(of_batches, args.small)}
     compared: list[Row] = []
     return {
         "solves": functools.partial(solves, args.small, compared),
         "files": functools.partial(files, args.small, compared),
         "ratios": functools.partial(ratios, compared),
         "determinants": functools.partial(determinants, args.small),
+        "batches": functools.partial(of_batches, args.small),
     }

@@ -13,7 +13,7 @@ from statistics import geometric_mean
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-FILES = ("docs/performance.md", "docs/measurements.md", "docs/factors.md")
+FILES = ("docs/performance.md", "docs/measurements.md", "docs/factors.md", "docs/batches.md")
 RESULTS = ROOT / "benchmarks/results"
 BLOCK = re.compile(r"(<!-- figures: (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 ALL = ""
@@ -295,6 +295,11 @@ def algebra(what: str, key: str, *sides: str) -> Iterator[str]:
     return table(" | ".join(sides), ((case, *(cell(times, side) for side in sides)) for case, times in rows))
 
 
+def cell(row: Row, key: str) -> str:
+    """A number of milliseconds, or nothing."""
+    return format(row[key], ",.3g" if row[key] < 100 else ",.0f") if key in row else ""
+
+
 def factors() -> Iterator[str]:
     """CPU milliseconds of solves by factors, and of a determinant and its gradient; empty where a side is absent.
 
@@ -302,9 +307,6 @@ def factors() -> Iterator[str]:
     """
     sides = {"COLAMD": "COLAMD", "symmetric": "symmetric", "superlu": '"superlu"', "cholmod": '"cholmod"'}
     sides |= {"sparsax": "CHOLMOD alone", "klu": '"klu"'}
-
-    def cell(row: Row, key: str) -> str:
-        return format(row[key], ",.3g" if row[key] < 100 else ",.0f") if key in row else ""
 
     rows = rows_of("factors_cpu", section="solves")
     yield from table(" | ".join(sides.values()), ((row["problem"], *(cell(row, key) for key in sides)) for row in rows))
@@ -321,11 +323,17 @@ def factors_on_a_gpu() -> Iterator[str]:
     sides = {"analysed anew": "cuDSS, analysed in each call", "spineax": "cuDSS alone", "cudss": '"cudss"'}
     sides |= {"not in jit": '"cudss" outside of jit', "superlu": '"superlu"'}
 
-    def cell(row: Row, key: str) -> str:
-        return format(row[key], ".3g") if key in row else ""
-
     rows = rows_of("factors_gpu", section="cudss")
     return table(" | ".join(sides.values()), ((row["problem"], *(cell(row, key) for key in sides)) for row in rows))
+
+
+def batches() -> Iterator[str]:
+    """CPU milliseconds of solves of many systems with new values; empty where a side is absent."""
+    sides = {"direct": "`direct`", "bicgstab": "`bicgstab`", "dense": "dense LU", "lax": "`tridiagonal_solve`"}
+    sides |= {"loop": "a loop of SciPy's `spsolve`"}
+    rows = rows_of("batches_cpu", section="batches")
+    cells = ((f"{row['systems']} × {row['problem']}", *(cell(row, key) for key in sides)) for row in rows)
+    return table(" | ".join(sides.values()), cells)
 
 
 def first_calls() -> Iterator[str]:
@@ -379,6 +387,7 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "stages on a GPU": sourced(stages, "device", "device_h100"),
     "factors": sourced(factors, "factors", "factors_cpu"),
     "factors on a GPU": sourced(factors_on_a_gpu, "factors", "factors_gpu"),
+    "batches": sourced(batches, "factors --only batches", "batches_cpu"),
     "first calls": sourced(first_calls, "first_calls", "first_calls_cpu"),
     "starts": sourced(starts, "first_calls", "first_calls_cpu"),
     "multigrid": sourced(multigrid, "solvers --only multigrid", "multigrid_cpu"),

@@ -2,7 +2,7 @@
 
 x ← x + M·(b − A·x) from x = 0 by the factors M, until the residual meets the tolerance. That takes one step, or a few
 if A is ill-conditioned (Higham 2002, Accuracy and Stability, §12). By SuperLU the host does it all (`refined`), which
-a program calls once; by triangles or a library the program does (`METHOD`). Derivatives are systems with the same
+a program calls once; by triangles or a library the program does (`METHOD`), and for many systems `batched`. Derivatives are systems with the same
 factors.
 """
 
@@ -182,7 +182,8 @@ def direct(
     """Solves A·x = b by LU factors, where a Krylov method fails or A is small; as SciPy's `spsolve`.
 
     Args:
-      A: [n, n] jaxsparse matrix on one device. Inside jit it may be traced; then every call factors anew.
+      A: [n, n] jaxsparse matrix on one device. Inside jit it may be traced; then every call factors anew. Under vmap
+        systems with one known pattern, `A.with_data(data)`, are factored together on the device.
       b: [n] or [n, k].
       rtol, atol: as in `cg`; None: eps^(2/3) of the dtype, 4e-11 in float64 and 2e-5 in float32. An rtol below eps is
         taken as eps: 0 asks for an x as accurate as the dtype allows.

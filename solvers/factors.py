@@ -21,6 +21,7 @@ from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import Operator
 from jaxsparse_fmt.core.triangular import Triangle
 from solvers import backends, superlu
+from solvers.batched import known
 from solvers.core.diagonal import operand, rows_scaled
 from solvers.host import hosted
 from solvers.on_host import HostFactors
@@ -130,7 +131,8 @@ def made(A: Any, recipe: Recipe, maker: str, symmetric: bool | None = None) -> A
     if recipe[0] in backends.LIBRARIES:
         return backends.made(A, recipe[0], maker, symmetric)
     if is_traced(A):
-        return HostFactors(A.row_ids, A.col_ids, lax.stop_gradient(A.data).astype(dtype), A.shape[0], recipe)
+        entries = A.row_ids, A.col_ids, lax.stop_gradient(A.data).astype(dtype)
+        return HostFactors(*entries, A.shape[0], recipe, known=known(A))
     return split(on_host(A, recipe, maker), dtype)
 
 

@@ -11,12 +11,11 @@ from jax import Array
 from jaxsparse_fmt._pytrees import pytree
 from jaxsparse_fmt.core.basis import IDENTITY, Reordered
 from solvers import superlu
+from solvers.batched import SHRINKS, Known, solver
 from solvers.core.iterate import System
 from solvers.core.stopping import ROUNDED, End, Limits
 from solvers.host import MMD
 from solvers.solution import Status
-
-SHRINKS = 1 / 16  # of x: a later correction that is longer shows a condition number near 1/eps
 
 
 @pytree
@@ -28,6 +27,7 @@ class HostFactors:
 
     Attributes:
       row, col, values: [nnz], the entries, of which equal places add up.
+      known: their pattern, if a batch of matrices with it may be solved on the device.
     """
 
     row: Array
@@ -36,6 +36,7 @@ class HostFactors:
     n: int = dataclasses.field(metadata={"static": True})
     recipe: superlu.Recipe = dataclasses.field(metadata={"static": True})
     is_transposed: bool = dataclasses.field(default=False, metadata={"static": True})
+    known: Known | None = dataclasses.field(default=None, metadata={"static": True})
 
     @property
     def dtype(self) -> np.dtype:
@@ -57,7 +58,14 @@ def _solved(found: superlu.OnHost | None, _: Any, r: Any, way: str) -> Any:
 
 
 def whole(system: System, is_transposed: bool) -> tuple[Array, End]:
-    """A solve by one call of the host."""
+    """A solve by one call of the host, or on the device."""
+    M = system.M.A if isinstance(system.M, Reordered) else system.M
+    pattern = M.factors.known
+    by = _by_host if pattern is None or not pattern.is_served else solver(pattern, _by_host)
+    return by(system, is_transposed)
+
+
+def _by_host(system: System, is_transposed: bool) -> tuple[Array, End]:
     M, basis, limits = system.M, IDENTITY, system.limits
     if isinstance(M, Reordered):
         M, basis = M.A, M.outer

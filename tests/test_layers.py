@@ -36,7 +36,18 @@ ALLOWED = {
 }
 # Solvers that turn matrices into factors, facts and preconditioners import what they need of a matrix, and SciPy. All
 # others, the methods and their loop, know operators alone.
-OF_MATRICES = {"superlu", "host", "conditioning", "selected", "factors", "triangular", "backends", "facts", "precond"}
+OF_MATRICES = {
+    "superlu",
+    "batched",
+    "host",
+    "conditioning",
+    "selected",
+    "factors",
+    "triangular",
+    "backends",
+    "facts",
+    "precond",
+}
 OF_MATRICES |= {"banded"}
 OPERATOR = {f"jaxsparse_fmt.core.{name}" for name in ("mesh_axes", "basis", "vector_passes")}
 OPERATOR |= {"jaxsparse_fmt.formats.memory", "jaxsparse_fmt.kernels.backends.jax_versions"}
@@ -44,7 +55,7 @@ LIBRARIES = {"lineax": {"lineax", "equinox"}, "backends": {"sparsax", "spineax"}
 # Imported where they are used, so that `import jaxsparse_fmt` and `import solvers` do not pay for them.
 LAZY = ("rich", "matplotlib", "pyamg", "jax.experimental", "jax._src", "numba", "llvmlite")
 # Modules that are themselves imported so, inside functions of their neighbours.
-NATIVE = ("handler", "numba_kernels", "band_kernels", "c_functions")
+NATIVE = ("handler", "numba_kernels", "band_kernels", "lane_kernels", "c_functions")
 LATE = {f"jaxsparse_fmt.kernels.cpu.{name}" for name in NATIVE}
 LATE |= {f"jaxsparse_fmt.kernels.backends.{name}" for name in ("mosaic", "triton")}
 

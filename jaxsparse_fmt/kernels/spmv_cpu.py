@@ -6,10 +6,12 @@ order; there are so few that they take little time compared with the entries. Al
 """
 
 import jax.numpy as jnp
+import numpy as np
 
 from jaxsparse_fmt._types import CORES, Array
 from jaxsparse_fmt.kernels.backends.tuning import LAUNCH
 from jaxsparse_fmt.kernels.cpu import ffi
+from jaxsparse_fmt.kernels.cpu.abi import LANES
 
 
 def of_rows(
@@ -99,6 +101,24 @@ def of_bands(
     sizes = {"n_rows": n, "n_cols": systems, "p": b.shape[2], "pieces": pieces, "masked": int(is_transposed)}
     out = ffi.call("solved bands", bands[None], b[None], geometry, geometry, geometry, shape, **sizes)
     return None if out is None else out[0, :size].reshape(b.shape)
+
+
+def of_lanes(
+    a: Array,  # [tiles, LANES, nnz], values; or [tiles, places, LANES], factors
+    r: Array | None,  # [tiles, n, p, LANES]; None: to factor
+    indices: np.ndarray,  # those of the kernel
+    start: np.ndarray,  # [n + 1]
+    n: int,
+    n_places: int,  # nnz, or the entries of L
+    places: int,
+    is_transposed: bool = False,
+) -> Array | None:
+    """Factors of the systems of each tile, or solves by them (`core/lanes.py`)."""
+    kind, p = ("factored lanes", 1) if r is None else ("solved lanes", r.shape[2])
+    shape = (a.shape[0], places, LANES) if r is None else r.shape
+    b = a[:, :1, :1] if r is None else r
+    sizes = {"n_rows": n, "n_places": n_places, "p": p, "masked": int(is_transposed), "pieces": 1}
+    return ffi.call(kind, a, b, jnp.asarray(indices), jnp.asarray(start), jnp.asarray(start), shape, **sizes)
 
 
 def _pieces(work: int) -> int:

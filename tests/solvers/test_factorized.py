@@ -200,7 +200,8 @@ def test_a_batch_of_matrices_is_factored_once_each(monkeypatch):
     count, factored = itertools.count(), superlu.factored
     monkeypatch.setattr(superlu, "factored", lambda *args: (next(count) and None) or factored(*args))
     D = DATA * np.linspace(5.1, 5.9, 9)[:, None]  # of which no other test has factors
-    got = quick_jit(jax.vmap(lambda data, b: direct(A.with_data(data), b).x, (0, None)))(D, RHS)
+    traced = lambda A, D: jax.vmap(lambda d: direct(A.with_data(d), RHS).x)(D)  # noqa: E731  (its pattern, too)
+    got = quick_jit(traced)(A, D)
     np.testing.assert_allclose(got, [dense_solve(d, RHS) for d in D], rtol=1e-9, atol=1e-12)
     assert next(count) == 9
 

@@ -19,8 +19,9 @@ SIZES = (
 # "columns": the product with several right-hand sides.
 KINDS = (
     *("product rows", "columns rows", "transposed rows", "outer rows", "product diagonals", "solved rows"),
-    "solved bands",
+    *("solved bands", "factored lanes", "solved lanes"),
 )
+LANES = 8  # systems that a kernel factors side by side: 64 bytes of float64, a line of the cache
 FLOATS = tuple(map(np.dtype, ("float32", "float64", "complex64", "complex128")))
 POINTERS = tuple(map(np.dtype, ("int32", "int64")))
 # Programs on disk contain these numbers, so a kernel has the same number in every process.

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from jaxsparse_fmt.kernels.cpu.numba_kernels import U, compiled, inlined
+from jaxsparse_fmt.kernels.cpu.numba_kernels import U, compiled, inlined, quotient
 
 
 @inlined
@@ -92,4 +92,4 @@ def solved_bands(o, piece, pieces):
                     total = w[x + j * p + q] if regular else type(o.zero)(np.nan)
                     for c in range(j + 1, columns):
                         total -= w[row + c] * w[x + c * p + q]
-                    w[x + j * p + q] = total / w[row + j]
+                    w[x + j * p + q] = quotient(total, w[row + j]) if regular else total

@@ -55,6 +55,12 @@ class Operands(NamedTuple):
     zero: Any
 
 
+@inlined
+def quotient(a, b):
+    """a / b; infinity for b = 0, where Numba would raise an error for complex numbers."""
+    return type(b)(np.inf) if b == type(b)(0) else a / b
+
+
 # --------------------------------------------------------------------------------------------------------------- rows
 
 

@@ -1,0 +1,319 @@
+"""Solves of many systems with one known pattern and traced values, on the device: what `direct` becomes under vmap.
+
+The host analyses the pattern once: an order of elimination that fills little, and the pattern of L and U (`Known`).
+The device factors all systems at once, without pivoting (`core/lanes.py`); or, where a diagonal entry is missing and n
+is small, by dense LU. The true residual, refined, judges each system. One that misses its tolerance is solved again
+alone, by dense LU with pivoting, or by SuperLU where n is larger; so what elimination without pivoting cannot do costs
+time, and no status.
+"""
+
+import functools
+import hashlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy
+from jax import Array, lax
+from jax.custom_batching import custom_vmap
+from jax.scipy.linalg import lu_factor, lu_solve
+
+from jaxsparse_fmt._tracing import concrete, is_traced
+from jaxsparse_fmt.core import lanes, mesh_axes
+from jaxsparse_fmt.core.basis import Reordered
+from jaxsparse_fmt.core.kept import Kept
+from jaxsparse_fmt.formats import memory
+from jaxsparse_fmt.kernels.cpu import elimination
+from jaxsparse_fmt.kernels.cpu.over_rows import over_rows
+from solvers import banded
+from solvers.core import arguments
+from solvers.core.iterate import System
+from solvers.core.linear_solve import product, transposed
+from solvers.core.scaling import Map, exponent_of, power_of_two
+from solvers.core.stopping import ROUNDED, End, is_failure, status_of
+from solvers.host import MMD, Host, column_counts
+from solvers.solution import Status
+
+MOST = 2**17  # unknowns, and entries, of a pattern that is analysed
+UPDATES = 2**22  # of an elimination, whose indices take 4 bytes each
+ALONE = 2**17  # updates of a single system that cost less than a call of the host, half a millisecond
+FEW = 64  # unknowns, up to which a GPU factors dense matrices: fewer steps than by levels
+DENSE = 512  # unknowns, up to which a system that needs pivots is factored as a dense one
+ENTRIES = 2**24  # of dense matrices that are factored at once
+STEPS = 10  # of refinement, at most
+SHRINKS = 1 / 16  # of x: a later correction that is longer shows a condition number near 1/eps
+
+Solver = Callable[[System, bool], tuple[Array, End]]
+
+
+class Known:
+    """The pattern of a matrix whose values are traced; equal ones are one parameter of programs.
+
+    Attributes:
+      row, col: [nnz], of NumPy; equal places add up.
+    """
+
+    def __init__(self, n: int, row: np.ndarray, col: np.ndarray):
+        self.n, self.row, self.col = n, row, col
+        self.digest = hashlib.blake2b(repr((n, row.dtype)).encode() + row.tobytes() + col.tobytes()).digest()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Known) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    @functools.cached_property
+    def plan(self) -> lanes.Elimination | None:
+        """None: the diagonal has a hole, or the factors too many entries."""
+        n, row, col = self.n, self.row, self.col
+        if np.count_nonzero(np.bincount(row[row == col], minlength=n)) < n:
+            return None
+        host = Host(scipy.sparse.csc_array((np.ones(len(row)), (row, col)), shape=(n, n)))
+        order = host.order(MMD)
+        (_, squares), counts, parent = column_counts(host.pattern, order)
+        if squares > UPDATES:
+            return None
+        inside = scipy.sparse.csr_array(host.pattern[order][:, order])
+        start = np.append(0, np.cumsum(counts - 1))
+        below = np.zeros(start[-1], np.int32)
+        pattern = inside.indptr.astype(np.int64), inside.indices.astype(np.int32)
+        over_rows(elimination.filled, n, 2 * n, *pattern, parent, start, below, rows=n)
+        return lanes.Elimination(row, col, order, start, below)
+
+    @property
+    def is_served(self) -> bool:
+        """Whether there is a way on the device."""
+        return self.n <= DENSE or self.plan is not None
+
+    @property
+    def is_tridiagonal(self) -> bool:
+        return bool(np.all(np.abs(self.row - self.col) <= 1))
+
+
+_known = Kept(64)
+
+
+def known(A: Any) -> Known | None:
+    """The pattern of a matrix, if it is known, and not too large."""
+    if max(A.shape[0], A.nnz) > MOST:
+        return None
+    with concrete():
+        row, col = A.row_ids, A.col_ids
+        if is_traced(row, col):
+            return None
+        return _known.get("known", [row, col], lambda: Known(A.shape[0], np.asarray(row), np.asarray(col)))
+
+
+def solver(pattern: Known, alone: Solver) -> Solver:
+    """`alone` for one system whose values are traced, and a solve on the device for a batch of them under vmap."""
+
+    def solved(system: System, is_transposed: bool) -> tuple[Array, End]:
+        @custom_vmap
+        def one(system: System) -> tuple[Array, End]:
+            plan = pattern.plan
+            # Else for one system a call of the host, which pivots, takes less time.
+            if plan is None or len(plan.place) + len(plan.updates[0]) > ALONE:
+                return alone(system, is_transposed)
+            with_axis = jax.tree.map(lambda a: a[None], system)
+            return jax.tree.map(lambda a: a[0], many(with_axis, jax.tree.map(lambda _: 0, system)))
+
+        @one.def_vmap
+        def batch(_: int, is_mapped: Any, system: System) -> Any:
+            out = many(system, jax.tree.map(lambda mapped: 0 if mapped else None, is_mapped[0]))
+            return out, jax.tree.map(lambda _: True, out)
+
+        def many(system: System, axes: Any) -> tuple[Array, End]:
+            return _solved(pattern, system, axes, is_transposed, alone)
+
+        return one(system)
+
+    return solved
+
+
+class _Parts(NamedTuple):
+    """A system, or a batch of them, in the order of A's rows.
+
+    Attributes:
+      values: [nnz], of the entries of A.
+      b: [k, n].
+      rtol, atol, maxiter: of the stopping rule.
+    """
+
+    values: Array
+    b: Array
+    rtol: Array
+    atol: Array
+    maxiter: Array
+
+
+def _basis(system: System) -> tuple[Any, Map, Map]:
+    """The inverse of the system, and how vectors enter and leave the basis of its loop."""
+    M = system.M
+    if isinstance(M, Reordered):
+        return M.A, M.outer.enter, M.outer.leave
+    return M, lambda v: v, lambda v: v
+
+
+def _parts(system: System) -> _Parts:
+    M, _, leave = _basis(system)
+    b, limits = leave(system.b), system.limits
+    numbers = limits.rtol, limits.atol, limits.maxiter
+    return _Parts(M.factors.values, b.reshape(b.shape[0], -1).T, *numbers)
+
+
+def _product(system: System, is_transposed: bool, v: Array) -> Array:
+    """A·v, or Aᵀ·v, of [k, n] in the order of A's rows."""
+    _, enter, leave = _basis(system)
+    like = system.b
+    A = product(system.A, like.dtype)
+    A = transposed(A, like) if is_transposed else A
+    return leave(A(enter(v.T.reshape(like.shape)))).reshape(v.T.shape).T
+
+
+def _solved(pattern: Known, system: System, axes: Any, is_transposed: bool, alone: Solver) -> tuple[Array, End]:
+    """The solutions of a batch, by the first axes of the leaves whose `axes` are 0."""
+    plan, M = pattern.plan, _basis(system)[0]
+    parts = jax.vmap(_parts, (axes,))(system)
+    way = M.factors.is_transposed != is_transposed
+    batch, k, _ = parts.b.shape
+
+    def A(v: Array) -> Array:
+        return jax.vmap(lambda system, v: _product(system, is_transposed, v), (axes, 0))(system, v)
+
+    by_levels = memory.device().platform != "cpu"  # of which each takes a GPU a few microseconds
+    if by_levels and pattern.is_tridiagonal:
+        inverse = _tridiagonal(pattern, parts.values, way)
+    elif plan is None or (by_levels and pattern.n <= FEW):
+        inverse = _dense(pattern, parts.values, way)
+    else:
+        bytes_of_all = batch * plan.places * parts.values.dtype.itemsize
+        what, cure = f"the factors of {batch} systems", "solve fewer at a time, by jax.lax.map(..., batch_size=)"
+        arguments.check_free_memory(bytes_of_all, what, cure, memory.free)
+        F = lanes.factored(plan, parts.values)
+        inverse = functools.partial(lanes.solved, plan, F, is_transposed=way)
+    x, end = _refined(A, inverse, parts)
+
+    def shaped(system: System, x: Array, end: End) -> tuple[Array, End]:
+        x = _basis(system)[1](x.T.reshape(system.b.shape))
+        return x, jax.tree.map(lambda a: a.reshape(system.b.shape[1:]), end)
+
+    x, end = jax.vmap(shaped, (axes, 0, 0))(system, x, end)
+    failed = jnp.any(is_failure(end.code).reshape(batch, k), axis=1)
+    leaves, tree = jax.tree.flatten(system)
+    mapped = [axis is not None for axis in tree.flatten_up_to(axes)]
+
+    def pivoted(given: Any) -> tuple[Array, End]:
+        failed, moving, *found = given
+        rest = iter(moving)
+        one = jax.tree.unflatten(tree, [next(rest) if m else a for a, m in zip(leaves, mapped, strict=True)])
+        by = functools.partial(_by_dense, pattern) if pattern.n <= DENSE else alone
+        return lax.cond(failed, lambda: by(one, is_transposed), lambda: tuple(found))
+
+    moving = [a for a, m in zip(leaves, mapped, strict=True) if m]
+    return lax.cond(jnp.any(failed), lambda: lax.map(pivoted, (failed, moving, x, end)), lambda: (x, end))
+
+
+def _refined(A: Map, inverse: Map, parts: _Parts) -> tuple[Array, End]:
+    """x [batch, k, n] ← x + M·(b − A·x) from 0, until each residual meets its tolerance or no longer halves.
+
+    A success is judged by the true residual of x. The code of a failure is STAGNATION, OUT_OF_RANGE or NON_FINITE.
+    """
+
+    def norm(v: Array) -> Array:
+        return jnp.sqrt(jnp.sum(jnp.square(jnp.abs(v)), axis=-1))
+
+    unit = power_of_two(exponent_of(jnp.max(jnp.abs(parts.b), axis=-1)), parts.b.dtype)[..., None]
+    b = parts.b / unit
+    b_norm = norm(b)
+    least = jnp.maximum(parts.rtol[:, None] * b_norm, parts.atol[:, None] / unit[..., 0]).astype(b_norm.dtype)
+    eps = jnp.finfo(b.dtype).eps
+
+    class State(NamedTuple):
+        x: Array  # the best so far
+        size: Array  # [batch, k], the norm of its residual
+        y: Array  # the last
+        r: Array
+        norm: Array  # of r
+        last: Array  # the one before
+        k: Array
+        diverges: Array
+
+    def goes_on(s: State) -> Array:
+        limit = jnp.minimum(parts.maxiter, STEPS)[:, None]
+        return (s.size > least) & (s.norm > least) & (s.norm <= s.last / 2) & (s.k < limit)
+
+    def step(s: State) -> State:
+        now = goes_on(s)
+        z = jnp.where(now[..., None], inverse(s.r), 0).astype(s.y.dtype)
+        diverges = s.diverges | now & (s.k > 0) & (norm(z) > SHRINKS * norm(s.y))
+        y = s.y + z
+        r = jnp.where(now[..., None], b - A(y), s.r)
+        new = jnp.where(now, norm(r), s.norm)
+        better = now & (new < s.size)
+        x, size = jnp.where(better[..., None], y, s.x), jnp.where(better, new, s.size)
+        return State(x, size, y, r, new, jnp.where(now, s.norm, s.last), s.k + now, diverges)
+
+    zero, no = jnp.zeros_like(b), jnp.zeros(b_norm.shape, bool)
+    start = State(zero, b_norm, zero, b, b_norm, jnp.full_like(b_norm, jnp.inf), no.astype(jnp.int32), no)
+    s = lax.while_loop(lambda s: jnp.any(goes_on(s)), step, mesh_axes.varying(start, (parts, b)))
+    A_norm = jnp.max(jnp.abs(parts.values), axis=1, initial=0)[:, None]  # from below
+    Ax_norm = A_norm * norm(s.x)
+    limit = jnp.minimum(ROUNDED * eps * (Ax_norm + b_norm), eps**0.25 * b_norm)
+    is_rounded = (s.size <= limit) & jnp.isfinite(Ax_norm) & (least >= eps * b_norm) & ~s.diverges
+    is_finite = jnp.all(jnp.isfinite(parts.values), axis=1)[:, None] & jnp.isfinite(b_norm)
+    x = s.x * unit
+    in_range = jnp.all(jnp.isfinite(x) & jnp.isfinite(s.y), axis=-1)
+    code = status_of(
+        (~is_finite, Status.NON_FINITE),
+        (~in_range, Status.OUT_OF_RANGE),
+        (s.size <= least, Status.CONVERGED),
+        (is_rounded, Status.ROUNDED),
+        otherwise=Status.STAGNATION,
+    )
+    return x, End(s.k, s.size * unit[..., 0], code, None, Ax_norm * unit[..., 0])
+
+
+def _matrix(pattern: Known, values: Array, way: bool) -> Array:
+    """[n, n], or its transpose if `way`."""
+    row, col = (pattern.col, pattern.row) if way else (pattern.row, pattern.col)
+    return jnp.zeros((pattern.n, pattern.n), values.dtype).at[row, col].add(values)
+
+
+def _tridiagonal(pattern: Known, values: Array, way: bool) -> Map:
+    """r -> A⁻¹·r of a batch of tridiagonal matrices."""
+    row, col = (pattern.col, pattern.row) if way else (pattern.row, pattern.col)
+    bands = jnp.zeros((len(values), 3, pattern.n), values.dtype).at[:, 1 + row - col, col].add(values)
+    return lambda r: banded.solved(bands[..., None, None], 1, 1, r.swapaxes(1, 2)[:, :, None])[:, :, 0].swapaxes(1, 2)
+
+
+def _dense(pattern: Known, values: Array, way: bool) -> Map:
+    """r -> A⁻¹·r of a batch, by dense LU with partial pivoting."""
+    several = max(ENTRIES // pattern.n**2, 1)
+    LU = lax.map(lambda a: lu_factor(_matrix(pattern, a, way)), values, batch_size=several)
+    return lambda r: jax.vmap(lambda LU, r: lu_solve(LU, r.T).T)(LU, r)
+
+
+def _by_dense(pattern: Known, system: System, is_transposed: bool) -> tuple[Array, End]:
+    """The solution of one system, with pivoting, and SINGULAR where its condition, after scaling, is at fault."""
+    M, enter, _ = _basis(system)
+    parts = jax.tree.map(lambda a: a[None], _parts(system))
+    D = _matrix(pattern, parts.values[0], M.factors.is_transposed != is_transposed)
+    rows = _inverse_size(jnp.max(jnp.abs(D), axis=1))
+    cols = _inverse_size(jnp.max(jnp.abs(rows[:, None] * D), axis=0))
+    scaled = rows[:, None] * D * cols
+    inverse = jnp.linalg.inv(scaled)
+    x, end = _refined(lambda v: v @ D.T, lambda r: (r * rows) @ inverse.T * cols, parts)
+    condition = jnp.linalg.norm(scaled, 1) * jnp.linalg.norm(inverse, 1)
+    is_lost = is_failure(end.code) & (end.code != Status.NON_FINITE)
+    is_singular = is_lost & ~(condition * jnp.finfo(D.dtype).eps < 0.1)
+    end = end._replace(code=jnp.where(is_singular, jnp.int32(Status.SINGULAR), end.code))
+    shape = system.b.shape
+    return enter(x[0].T.reshape(shape)), jax.tree.map(lambda a: a.reshape(shape[1:]), end)
+
+
+def _inverse_size(magnitude: Array) -> Array:
+    """A power of two about 1 / `magnitude`."""
+    return power_of_two(-exponent_of(magnitude), magnitude.dtype)
