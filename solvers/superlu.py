@@ -24,6 +24,7 @@ import scipy
 from jaxsparse_fmt.core import mesh_axes
 from solvers import conditioning
 from solvers.core import arguments
+from solvers.core.program import interrupted_after
 from solvers.host import ASYMMETRY_OF_ILU, COLAMD, MMD, THRESHOLD, Host
 from solvers.solution import SolverError, Status
 
@@ -351,15 +352,16 @@ class Call:
 
     def __call__(self, *given: Any) -> np.ndarray:
         batch, each = members(given, (1, 1, 1, *self.ndims))
-        results = np.empty((len(each), *self.shape), self.dtype)
-        for k, (row, col, values, *arrays) in enumerate(each):
-            # A batch of matrices, and that of their transposes.
-            for checks in (self.checks, True):
-                found = kept(self.n, self.recipe, row, col, values, 2 * len(each), checks)
-                result = self.f(found, (row, col, values), *arrays, *self.options)
-                if result is not None:
-                    break
-            results[k] = result
+        results = np.zeros((len(each), *self.shape), self.dtype)
+        with interrupted_after():
+            for k, (row, col, values, *arrays) in enumerate(each):
+                # A batch of matrices, and that of their transposes.
+                for checks in (self.checks, True):
+                    found = kept(self.n, self.recipe, row, col, values, 2 * len(each), checks)
+                    result = self.f(found, (row, col, values), *arrays, *self.options)
+                    if result is not None:
+                        break
+                results[k] = result
         return results.reshape(*batch, *self.shape)
 
 

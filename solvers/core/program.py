@@ -8,8 +8,10 @@ import contextlib
 import functools
 import re
 import signal
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -73,6 +75,30 @@ def interruptible(f: Callable[Parameters, Result]) -> Callable[Parameters, Resul
             raise
 
     return call
+
+
+@contextlib.contextmanager
+def interrupted_after() -> Iterator[None]:
+    """A context for what a program calls on the host: Ctrl-C there raises KeyboardInterrupt where the program returns.
+
+    What leaves the called function XLA would report as an error of its own. The results do not count after an
+    interrupt: a trace function raises it before the next instruction of the Python code that runs the program, and
+    Python then takes the trace function away.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        stack = [frame for frame, _ in traceback.walk_stack(sys._getframe())]  # the innermost first
+        of_jax = [frame.f_globals.get("__name__") == "jax._src.callback" for frame in stack]
+        if threading.current_thread() is not threading.main_thread() or True not in of_jax:
+            raise
+        caller = stack[of_jax.index(False, of_jax.index(True))]
+        caller.f_trace, caller.f_trace_opcodes = _interrupt, True
+        sys.settrace(lambda *_: None)
+
+
+def _interrupt(*_: Any) -> Any:
+    raise KeyboardInterrupt
 
 
 def _wait(a: Any) -> None:

@@ -7,6 +7,7 @@ products (Anzt, Chow and Dongarra 2015, Iterative sparse triangular solves for p
 V = Nᴴ, so that M is positive definite as soon as D is, for any number of sweeps.
 """
 
+import contextlib
 import dataclasses
 import warnings
 from typing import Any, Self
@@ -27,6 +28,7 @@ from jaxsparse_fmt.kernels.cpu import elimination
 from jaxsparse_fmt.kernels.cpu.over_rows import over_rows
 from solvers import factors
 from solvers.core import arguments
+from solvers.core.program import interrupted_after
 from solvers.precond import _checks as checks
 
 # A pivot below this, relative to the diagonal of A, has broken down.
@@ -257,10 +259,9 @@ class Renewed:
     shapes: tuple[jax.ShapeDtypeStruct, ...]
 
     def __call__(self, *arrays: Any) -> tuple[Any, ...]:
-        try:
+        with interrupted_after(), contextlib.suppress(ValueError):
             return _renewed(self.recipe, self.dtype, *arrays)
-        except ValueError:
-            return tuple(np.full(like.shape, np.nan, like.dtype) for like in self.shapes)
+        return tuple(np.full(like.shape, np.nan, like.dtype) for like in self.shapes)
 
 
 def _traced(M: Incomplete, data: Array) -> Incomplete:

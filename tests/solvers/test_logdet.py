@@ -1,5 +1,7 @@
 """Determinants, entries of inverses and samples: against dense ones, their derivatives, and singular matrices."""
 
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
-from solvers import SolverError, Status, factorized, logdet, selected, superlu
+from solvers import SolverError, Status, direct, factorized, logdet, selected, superlu
 from solvers.host import Host
 from tests.lowering import quick_jit
 
@@ -158,3 +160,22 @@ def test_is_an_interrupt_of_the_host_raised_as_such(monkeypatch):
     for f in (lambda: logdet(A), F.logdet, F.inverse_entries, lambda: F.sample(np.ones(36)), lambda: gradient(A.data)):
         with pytest.raises(KeyboardInterrupt):
             f()
+
+
+def test_an_interrupt_of_the_host_leaves_a_program_of_the_users_as_such(monkeypatch):
+    A, b = jsf.from_scipy(CASES["precision"], "csr"), np.ones(36)
+    of = lambda data: logdet(A.with_data(data))  # noqa: E731
+    programs = [jax.jit(f) for f in (of, jax.grad(of), lambda data: direct(A.with_data(data), b).x)]
+    before, tracing = [f(A.data) for f in programs], sys.gettrace()
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(superlu, "kept", interrupted)
+        for f in programs:
+            with pytest.raises(KeyboardInterrupt):
+                f(A.data)
+    sys.settrace(tracing)  # else the tests after this one would not count in a measurement of coverage
+    for f, x in zip(programs, before, strict=True):
+        np.testing.assert_array_equal(f(A.data), x)
