@@ -19,8 +19,11 @@ from solvers.core import arguments
 from solvers.core.operators import is_function, promoted
 from solvers.core.settings import PLAIN, settled
 from solvers.direct import STEPS, Prepared
-from solvers.host import Host, hosted
+from solvers.host import FREE, Host, hosted
 from solvers.precond._checks import Refreshed, is_sharded
+
+ROUGH = 20  # times the multiplications of a factorization: those of `Host.rough_cost`, at most
+OUT_OF_REACH = 1.2e13  # multiplications, of an hour: SuperLU may take minutes to order such a matrix
 
 
 class Facts:
@@ -98,10 +101,17 @@ class Facts:
 
     @functools.cached_property
     def factors(self) -> tuple[float, float]:
-        """Entries and multiplications of the factors."""
+        """Entries and multiplications of the factors; of those that are out of reach from above."""
         if self.pattern is None:
             return self.n**2, self.n**3 / 3
+        if self.least_work * ROUGH > OUT_OF_REACH:
+            return self.pattern.rough_cost
         return self.pattern.factor_entries, self.pattern.factor_work
+
+    @functools.cached_property
+    def least_work(self) -> float:
+        """Multiplications of the factorization from below, in a small part of the time that `factors` takes."""
+        return 0.0 if self.pattern is None or self.n <= FREE else self.pattern.rough_cost[1] / ROUGH
 
 
 def _is_self_adjoint(A: Any) -> bool:

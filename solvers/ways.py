@@ -129,7 +129,8 @@ def estimate(way: Way, facts: Facts, counts: bool = False) -> Trial:
     is_counted = counts or "factors" in vars(facts)
     if way.M == "factors":
         if not is_counted:
-            return Trial(way, host["count"] * A.nnz, 0.0, True)
+            work = facts.least_work if "least_work" in vars(facts) else 0.0
+            return Trial(way, host["count"] * A.nnz + work / host["work"], 0.0, True)
         return Trial(way, device["call"] + _of_factors(facts), facts.factors[0] * host["solve"] * facts.k)
     if way.method == "singular values":
         return Trial(way, host["dense"] * facts.n**3, 0.0)
@@ -204,10 +205,14 @@ UNSUITED = {Status.NOT_POSITIVE_DEFINITE: ("cg", "fcg"), Status.NOT_SYMMETRIC: (
 
 
 def _next(queue: list[Trial], facts: Facts, by_cost: bool) -> Trial:
-    """Takes a trial out of the queue, the cheapest or the first; only if it is by factors are their entries counted."""
+    """Takes a trial out of the queue, the cheapest or the first.
+
+    Only if it is by factors are their entries counted, roughly at first, which may show that another is cheaper.
+    """
     trial = min(queue, key=lambda trial: trial.rank) if by_cost else queue[0]
     if trial.is_floor:
-        queue[:] = [estimate(other.way, facts, True)._replace(taken=other.taken) for other in queue]
+        counts = not by_cost or "least_work" in vars(facts) or not facts.least_work
+        queue[:] = [estimate(other.way, facts, counts)._replace(taken=other.taken) for other in queue]
         return _next(queue, facts, by_cost)
     queue.remove(trial)
     return trial

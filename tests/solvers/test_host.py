@@ -10,7 +10,7 @@ import scipy.sparse.linalg as spla
 from scipy.sparse.csgraph import structural_rank
 
 import jaxsparse_fmt as jsf
-from solvers import host
+from solvers import facts, host, solve
 from solvers.host import COLAMD, MMD, Host
 
 SYMMETRIC = {"permc_spec": MMD, "diag_pivot_thresh": 1e-3, "options": {"SymmetricMode": True}}
@@ -72,6 +72,50 @@ def test_where_neither_mesh_nor_band_shows_the_cheaper_order_bounds_the_cost(mon
     known = Host(sp.csr_array(jsf.gallery.power_law(500, 4)) + 10 * sp.eye_array(500))
     known.ordering = MMD
     assert known.factor_entries == known.cost(COLAMD)[0] > known.cost(MMD)[0]
+
+
+def expander(n: int) -> sp.csr_array:
+    """A random graph of some six neighbours each, as a matrix: definite, and without small separators."""
+    rng = np.random.default_rng(0)
+    ends = np.repeat(np.arange(n), 3)
+    W = sp.coo_array((np.ones(3 * n), (ends, rng.permutation(ends))), shape=(n, n))
+    return sp.csr_array(sp.diags_array((W + W.T).sum(axis=1) + 1) - W - W.T)
+
+
+def test_has_an_unknown_few_neighbours_when_the_rough_order_takes_it():
+    pattern, most, n = Host(jsf.gallery.poisson(12, dim=2)).pattern, 5, 144
+    member, after, order = np.empty(n * most, np.int32), np.empty(n * most, np.int32), np.full(n, -1)
+    index = pattern.indptr.astype(np.int64), pattern.indices.astype(np.int32)
+    host.over_rows(host.elimination.few_neighbours, n, 6 * n, *index, most, 100, member, after, order, rows=n)
+    order, full = order[order >= 0], pattern.toarray() != 0
+    assert n / 3 < len(np.unique(order)) == len(order) < n
+    for v in order:
+        neighbours = np.flatnonzero(full[v] & (np.arange(n) != v))
+        assert len(neighbours) <= most
+        full[np.ix_(neighbours, neighbours)] = True
+        full[:, v] = False
+
+
+@pytest.mark.parametrize(
+    "S",
+    [jsf.gallery.poisson(14), jsf.gallery.poisson(70, dim=2), arrow(5_000), expander(2_000)],
+    ids=["space", "plane", "arrow", "expander"],
+)
+def test_a_rough_cost_is_near_that_in_the_order_of_superlu(S, monkeypatch):
+    monkeypatch.setattr(host, "SLOW", 0)
+    known = Host(sp.csr_array(S))
+    for rough, cost, most in zip(known.rough_cost, known.cost(MMD), (5, facts.ROUGH), strict=True):
+        assert 0.5 * cost <= rough <= most * cost
+
+
+def test_solve_orders_no_matrix_whose_factors_cost_more_than_steps(monkeypatch):
+    monkeypatch.delattr(Host, "order")
+    S = expander(20_000)
+    b = S @ np.ones(20_000)
+    assert solve(jsf.from_scipy(S, "csr"), b).tried[0].endswith("CONVERGED")
+    monkeypatch.setattr(facts, "OUT_OF_REACH", 1e9)
+    known = facts.Facts(jsf.from_scipy(S, "csr"), b, True)
+    assert known.factors == known.host.rough_cost
 
 
 def test_without_numba_the_envelope_is_the_cost(monkeypatch):

@@ -1,4 +1,4 @@
-"""Elimination without fill (Saad, Iterative Methods, Algorithm 10.4); levels, counts and inverses by factors."""
+"""Elimination without fill (Saad, Iterative Methods, Algorithm 10.4); levels, orders, counts, inverses by factors."""
 
 
 def eliminate(begin, end, marks, ptr, col, diagonal, a):
@@ -158,3 +158,79 @@ def selected_inverse(begin, end, marks, start, row, pivot, lower, upper, diagona
         diagonal[j] = 1 / pivot[j]
         for p in range(start[j], start[j + 1]):
             diagonal[j] -= upper[p] * left[p]
+
+
+def few_neighbours(begin, end, marks, ptr, col, most, longest, member, after, order):
+    """Order of unknowns that have few neighbours left when they are eliminated: at most 1, then 2, 3, 4, 6, … `most`.
+
+    What an elimination couples is kept as a clique, and cliques that a later one holds are dropped (George and Liu
+    1989). An unknown whose neighbours change waits until all others were tried, so that a pass spreads over the graph.
+
+    ptr, col           a symmetric pattern
+    longest            rows with more entries are not eliminated
+    member             [n·most], the unknowns of the clique that each elimination leaves
+    after              [n·most], the next place of the same unknown in `member`, -1 at the last
+    order              [n], -1 after those that are eliminated
+    marks              [6·n]
+    """
+    n = end
+    seen, first, size, dropped, waits, stack = 0, n, 2 * n, 3 * n, 4 * n, 5 * n
+    scans, done, limit = 0, 0, 1
+    while limit <= most:
+        tail, height = 0, 0
+        for v in range(n):
+            if marks[size + v] < 0 and ptr[v + 1] - ptr[v] <= longest:
+                marks[stack + height] = v
+                marks[waits + v] = 1
+                height += 1
+        while height > 0:
+            height -= 1
+            v = marks[stack + tail]
+            tail = tail + 1 if tail + 1 < n else 0
+            marks[waits + v] = -1
+            marks[seen + v] = scans
+            base, count = v * most, 0
+            for p in range(ptr[v], ptr[v + 1]):
+                u = col[p]
+                if count <= limit and marks[size + u] < 0 and marks[seen + u] != scans:
+                    marks[seen + u] = scans
+                    if count < limit:
+                        member[base + count] = u
+                    count += 1
+            place, last = marks[first + v], -1
+            while place >= 0 and count <= limit:
+                clique, following = place // most, after[place]
+                if marks[dropped + clique] >= 0:
+                    if last < 0:
+                        marks[first + v] = following
+                    else:
+                        after[last] = following
+                else:
+                    last = place
+                    for q in range(clique * most, clique * most + marks[size + clique]):
+                        u = member[q]
+                        if count <= limit and marks[seen + u] != scans:
+                            marks[seen + u] = scans
+                            if count < limit:
+                                member[base + count] = u
+                            count += 1
+                place = following
+            scans += 1
+            if count > limit:
+                continue
+            order[done] = v
+            done += 1
+            marks[size + v] = count
+            place = marks[first + v]
+            while place >= 0:
+                marks[dropped + place // most] = 1
+                place = after[place]
+            for q in range(base, base + count):
+                u = member[q]
+                after[q] = marks[first + u]
+                marks[first + u] = q
+                if marks[waits + u] < 0 and ptr[u + 1] - ptr[u] <= longest:
+                    marks[waits + u] = 1
+                    marks[stack + (tail + height if tail + height < n else tail + height - n)] = u
+                    height += 1
+        limit += 1 + limit // 4
