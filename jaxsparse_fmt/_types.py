@@ -12,6 +12,7 @@ import scipy
 from jaxsparse_fmt._arguments import check_max_bytes
 from jaxsparse_fmt._dtypes import scipy_dtype
 from jaxsparse_fmt._pytrees import pytree
+from jaxsparse_fmt._tracing import is_traced
 
 # A canonical CSR matrix: rows sorted, no duplicates, indices in range. A scipy.sparse.csr_array (SciPy ships no types)
 # or `CsrArrays`.
@@ -21,6 +22,15 @@ Array: TypeAlias = jax.Array
 
 # Cores that this process may use.
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def check_known(A: Any) -> None:
+    """ValueError: A, which the host asks for, is traced."""
+    if is_traced(A):
+        raise ValueError(
+            "to_scipy needs the numbers of the matrix, which are traced here; call it outside jit, grad and vmap, or "
+            "hand A.data to a function of the host by jax.pure_callback"
+        )
 
 
 @pytree
@@ -41,7 +51,8 @@ class CsrArrays:
         return iter((self.data, self.indices, self.indptr))
 
     def to_scipy(self) -> Csr:
-        """A copy on the host; 16-bit floats, which SciPy lacks, become float32."""
+        """A copy on the host; 16-bit floats, which SciPy lacks, become float32. ValueError: it is traced."""
+        check_known(self)
         arrays = map(np.array, self, (scipy_dtype(self.data.dtype), None, None))
         return scipy.sparse.csr_array(tuple(arrays), shape=self.shape)
 

@@ -17,7 +17,7 @@ from jax.interpreters import ad, batching, mlir
 
 from jaxsparse_fmt._arguments import as_floating
 from jaxsparse_fmt._dtypes import index_dtype, scipy_dtype
-from jaxsparse_fmt._tracing import is_concrete, is_on_cpu
+from jaxsparse_fmt._tracing import is_concrete, is_on_cpu, is_traced
 from jaxsparse_fmt._types import Array, Csr, CsrArrays
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import Operator
@@ -168,7 +168,7 @@ def csr_arrays(A: Any) -> CsrArrays:
 
 def to_scipy(A: Any) -> Csr:
     """As `SparseMatrix.to_scipy`."""
-    if not is_on_cpu(A.values):  # a GPU sorts faster, and sends no padding
+    if is_traced(A) or not is_on_cpu(A.values):  # a GPU sorts faster, and sends no padding
         return A.csr_arrays().to_scipy()
     if A.n_stored == 0:
         return scipy.sparse.csr_array(A.shape, dtype=scipy_dtype(A.dtype))

@@ -262,7 +262,7 @@ class SparseMatrix(OnOneDevice, Faces):
         return jnp.zeros(self.shape, self.dtype).at[row, col].add(value, mode="drop")
 
     def to_scipy(self) -> Csr:
-        """The matrix on the host as a canonical CSR array; 16-bit floats become float32."""
+        """The matrix on the host as a canonical CSR array; 16-bit floats become float32. ValueError: it is traced."""
         return entry_index.to_scipy(self)
 
     def csr_arrays(self) -> CsrArrays:

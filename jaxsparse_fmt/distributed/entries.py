@@ -15,7 +15,7 @@ import scipy
 
 from jaxsparse_fmt._dtypes import index_dtype
 from jaxsparse_fmt._tracing import in_trace, is_traced
-from jaxsparse_fmt._types import Csr
+from jaxsparse_fmt._types import Csr, check_known
 from jaxsparse_fmt.distributed.delivery import Pieces, stacked
 from jaxsparse_fmt.distributed.distribution import Distribution
 from jaxsparse_fmt.distributed.halo import exchange
@@ -95,6 +95,7 @@ def pieces(A: Any, dtype: Any) -> Pieces:
 
 def to_scipy(A: Any) -> Csr:
     """All rows in canonical CSR in the user's order, on the host of each process, all of which must call this."""
+    check_known(A)
     rows = pieces(A, np.promote_types(A.dtype, np.float32))
     S = stacked(*everyones(lambda: rows, A.range.over.mesh).values())
     if A.range.route is None and A.domain.route is None:

@@ -32,7 +32,7 @@ from jax import lax
 from jax.core import Tracer
 
 from jaxsparse_fmt._dtypes import index_dtype
-from jaxsparse_fmt._tracing import standard_promotion
+from jaxsparse_fmt._tracing import is_traced, standard_promotion
 from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.core.kept import at_once
 from jaxsparse_fmt.formats import building, footprint, statistics
@@ -71,7 +71,7 @@ class DIA(ByRule):
     def to_scipy(self) -> Csr:
         n_rows, n_cols = self.shape
         by_rows = 4 * self.n_stored < self.offsets.shape[0] * n_cols  # what SciPy stores would be mostly empty
-        if by_rows or self.dtype.itemsize == 2 or self.n_stored == 0:
+        if by_rows or self.dtype.itemsize == 2 or self.n_stored == 0 or is_traced(self):
             return super().to_scipy()
         values, offsets, start = map(np.asarray, (self.values, self.offsets, self.start))
         by_column = np.zeros((offsets.size, n_cols), self.dtype)  # as SciPy stores them
