@@ -14,7 +14,9 @@ from solvers.core import opaque
 from solvers.core.iterate import Options, System
 from solvers.core.linear_solve import TRUNCATED, has_failed, hermitian_solve, report
 from solvers.core.operators import UserFunction, refuse_scipy, wrapped
+from solvers.core.scaling import scaled
 from solvers.core.settings import Adjoint
+from solvers.core.space import exponent, largest
 from solvers.core.vectors import adjoint_product
 
 
@@ -137,3 +139,13 @@ def two_sided(A: Any, b: Array) -> tuple[tuple[Any, Any], Any, int]:
     operator, dtype = wrapped(A, "A"), A.dtype if hasattr(A, "dtype") else b.dtype
     is_opaque = isinstance(operator, UserFunction)
     return (operator, UserFunction(lambda u: adjoint_product(A, u), A.T) if is_opaque else None), dtype, A.shape[1]
+
+
+def sized(A: Maps, b: Array) -> tuple[Array, Array]:
+    """e with 2ᵉ about the size of A, by column of b, which is of size 1; and a multiple of Aᴴ·b."""
+    most = jnp.finfo(b.dtype).maxexp // 2
+    up = jnp.where(largest(A.adjoint(b)) < 2.0**-most, most, 0)
+    s = A.adjoint(scaled(b, up))  # in which an A of the least numbers shows, too
+    s, e_s = jnp.where(jnp.isfinite(s), s, 0), exponent(s)
+    e_A = jnp.maximum(e_s, exponent(A.apply(scaled(s, up - e_s))))  # Aᴴ·b alone need not show the size of a damp
+    return jnp.where(largest(s) > 0, e_A - up, 0), s

@@ -32,7 +32,7 @@ from solvers.core.settings import Settings, settled, solver
 from solvers.core.space import exponent, largest, length, norm
 from solvers.core.stopping import RUNNING, Limits, Loop, is_rounding, recorded, status_of
 from solvers.core.vectors import adjoint_product, dot, once_if, ratio
-from solvers.least_squares import LeastSquares, Maps, two_sided
+from solvers.least_squares import LeastSquares, Maps, sized, two_sided
 from solvers.solution import Solution, Status
 
 ROUNDING = 10  # times eps·‖A‖·‖b‖: normal residuals that are rounding
@@ -224,10 +224,12 @@ def _run(options: Options, system: System, inside: bool, rtol_normal: Any = None
         x = jnp.where(finite, x, 0)
         x = jnp.where(finite & ~(largest(b - users.apply(x)) < iterate.FAR * largest(b)), 0, x)
     b = scaled(b, -e_b)
-    s = users.adjoint(b)
-    e_s = exponent(s)
-    e_A = jnp.maximum(e_s, exponent(users.apply(scaled(s, -e_s))))  # Aᴴ·b alone need not show the size of a damp
-    A = Maps(lambda v: scaled(users.apply(v), -e_A), lambda v: scaled(users.adjoint(v), -e_A))
+    e_A, s = sized(users, b)
+    # Half of the scale comes before a product, in which small numbers would be lost if A's are near the least ones.
+    half, rest = -e_A >> 1, -e_A - (-e_A >> 1)
+    A = Maps(
+        lambda v: scaled(users.apply(scaled(v, half)), rest), lambda v: scaled(users.adjoint(scaled(v, half)), rest)
+    )
     out, x = e_b - e_A, jnp.zeros_like(s) if x is None else scaled(x, e_A - e_b)
     E = N = lambda v: v
     if M is not None:

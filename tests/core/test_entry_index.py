@@ -134,7 +134,5 @@ def test_to_scipy_gives_canonical_arrays_of_its_own_from_either_device(layout, o
 def test_a_traced_matrix_does_not_come_to_scipy_and_the_refusal_names_the_cure(layout):
     A, sharded = layout.of(S), jsf.shard(S, jax.make_mesh((1,), ("rows",)))
     for B in (A, A.T, sharded):
-        with pytest.raises(
-            ValueError, match="to_scipy needs the numbers of the matrix, which are traced here; call"
-        ):
+        with pytest.raises(ValueError, match="to_scipy needs the numbers of the matrix, which are traced here; call"):
             jax.eval_shape(lambda B: B.to_scipy(), B)

@@ -159,6 +159,18 @@ def test_numbers_of_any_size_are_solved_as_those_about_one_unless_x_is_outside_t
     np.testing.assert_allclose(outside.residual_norm, float(np.sqrt(np.sum(left**2))), rtol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.complex64])
+def test_a_matrix_of_the_least_numbers_is_not_taken_for_zero(dtype):
+    """XLA takes a product below `tiny` for 0 on a CPU, so that a row of A seemed to have no part in b."""
+    tiny, wide = np.finfo(dtype).tiny, np.clongdouble
+    for A, b in (([[100, 0], [0, 1.1]], [0, 0.52]), (1000 * (SQUARE[:9, :9] + 5 * np.eye(9)), 1e-5 * B[:9])):
+        A, b = (np.asarray(A) * tiny).astype(dtype), np.asarray(b, dtype)
+        sol = jax.tree.map(np.asarray, lsmr(A, b, rtol=1e-3, maxiter=100))
+        left = np.linalg.norm((b - A.astype(wide) @ sol.x.astype(wide)).astype(complex))
+        assert sol.success and left <= 1.01e-3 * np.linalg.norm(b)
+        assert abs(sol.residual_norm - left) <= 0.01 * left + 1e-6 * np.linalg.norm(b)
+
+
 @pytest.mark.parametrize(("dtype", "damp", "shape"), [(np.float32, 1e10, (8, 5)), (np.float64, 1e150, (5, 8))])
 def test_a_damp_far_above_the_matrix_is_within_range(dtype, damp, shape):
     """x is Aᴴ·b / λ² then, which float32 holds for a b of 1e20."""

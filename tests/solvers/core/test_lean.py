@@ -34,7 +34,7 @@ BARS = {
     "gmres": (499, 39),
     "idrs": (774, 39),
     "minres": (622, 44),
-    "lsmr": (443, 33),
+    "lsmr": (480, 33),
     "gradient of cg": (518, 35),
     "gradient of gmres": (701, 56),
 }
