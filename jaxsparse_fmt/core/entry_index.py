@@ -17,7 +17,7 @@ from jax.interpreters import ad, batching, mlir
 
 from jaxsparse_fmt._arguments import as_floating
 from jaxsparse_fmt._dtypes import index_dtype, scipy_dtype
-from jaxsparse_fmt._tracing import is_concrete, is_on_cpu, is_traced
+from jaxsparse_fmt._tracing import by_size, is_concrete, is_on_cpu, is_traced
 from jaxsparse_fmt._types import Array, Csr, CsrArrays
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import Operator
@@ -66,7 +66,7 @@ def _of_pattern(make: Any, A: Any) -> Any:
     return _kept.get((make, tree), arrays, make_of_pattern)
 
 
-@jax.jit
+@by_size
 def _index(A: Any) -> Index:
     numbered = _numbered(A)
     _, _, entry, place = numbered.entries()
@@ -100,14 +100,14 @@ def by_column(indices: np.ndarray, indptr: np.ndarray, shape: tuple[int, int]) -
     return scipy.sparse.csr_array((number, indices, indptr), shape=shape).tocsc()
 
 
-@jax.jit
+@by_size
 def _transpose_index_by_sorting(col: Array) -> Index:
     number = jnp.arange(col.size, dtype=index_dtype(col.size))
     place = sorted_by(col, number)
     return Index(place, jnp.zeros_like(number).at[place].set(number, unique_indices=True))
 
 
-@jax.jit
+@by_size
 def transposed(csr: CsrArrays, place: Array | None = None) -> tuple[CsrArrays, Array]:
     """The transpose, and for each of its entries that of the matrix, `place` [nnz]."""
     data, indices, indptr = csr
@@ -124,7 +124,7 @@ def sorted_by(key: Array, order: Array) -> Array:
     return lax.sort((key, order), num_keys=1)[1]
 
 
-@jax.jit
+@by_size
 def _ids(A: Any) -> tuple[Array, Array]:
     row, col, entry, _ = A.entries()
     return _by_entry(A, entry, row.astype(jnp.int32)), _by_entry(A, entry, col.astype(jnp.int32))
@@ -153,7 +153,7 @@ def shared_out(A: Any) -> Any:
     return A._with_values(A.values / jnp.maximum(count, 1).astype(A.dtype))
 
 
-@jax.jit
+@by_size
 def csr_arrays(A: Any) -> CsrArrays:
     """As `SparseMatrix.csr_arrays`."""
     row, col, entry, value = A.entries()
@@ -179,7 +179,7 @@ def to_scipy(A: Any) -> Csr:
     return scipy.sparse.coo_array((values, (row, col)), shape=A.shape).tocsr()  # sorted: `in_basis` renumbers columns
 
 
-@jax.jit
+@by_size
 def places(A: Any) -> tuple[Array, Array, Array]:
     """Row, column and value of every stored place."""
     row, col, _, value = A.entries()
@@ -216,7 +216,7 @@ def checked(data: Any, nnz: int) -> Array:
     return data
 
 
-@jax.jit
+@by_size
 def take(a: Array, index: Array) -> Array:
     """a[index], and 0 where the index is past the end."""
     if a.shape[0] == 0:
@@ -235,7 +235,7 @@ def permuted(a: Array, index: Array, back: Array) -> Array:
 permuted_p = Primitive("sparse_permuted")
 
 
-@jax.jit
+@by_size
 def _permuted(a: Array, index: Array, back: Array) -> Array:
     """Along the last axis, for a batch of arrays."""
     del back
