@@ -19,6 +19,7 @@ FREE = 3_000  # unknowns whose factors fit, even full ones
 COPIES = 2  # of the factors, SuperLU's and ours
 # The symmetric mode pivots on the diagonal down to THRESHOLD of a column. Pivots elsewhere let its factors fill.
 MMD, COLAMD, THRESHOLD = "MMD_AT_PLUS_A", "COLAMD", 1e-3
+CHEAPER = 8  # times, at least, if a way that may fail is to be tried first
 ASYMMETRY, WEAK = 0.5, 0.01  # parts of the entries without a partner, and of the columns with a weak diagonal, at most
 ASYMMETRY_OF_ILU = 0.1
 FEW = 14  # neighbours of an unknown that a rough order takes at once
@@ -172,12 +173,27 @@ class Host:
         MMD of A + Aᵀ where the pattern is symmetric, or nearly, and few columns have a weak diagonal, as the zeros of a
         saddle point. On such matrices it fills less than COLAMD, at most 1.15 times as much, and mostly half as much.
         """
+        return COLAMD if self.wants_pivots and not self.may_be_quasidefinite else MMD
+
+    @functools.cached_property
+    def wants_pivots(self) -> bool:
+        """Whether the pattern is far from symmetric, or many columns have a weak diagonal."""
         S = self.S
-        if np.any(S.indptr[1:] == S.indptr[:-1]):
-            return COLAMD
+        if np.any(S.indptr[1:] == S.indptr[:-1]) or self.asymmetry > ASYMMETRY:
+            return True
         largest = np.maximum.reduceat(np.abs(S.data), S.indptr[:-1])
-        weak = np.count_nonzero(np.abs(self.diagonal) <= THRESHOLD * largest)
-        return MMD if weak <= WEAK * self.n and self.asymmetry <= ASYMMETRY else COLAMD
+        return np.count_nonzero(np.abs(self.diagonal) <= THRESHOLD * largest) > WEAK * self.n
+
+    @functools.cached_property
+    def may_be_quasidefinite(self) -> bool:
+        """Whether a symmetric A, whose diagonal is weak but has no zero, is to be factored with these pivots.
+
+        Those of interior-point methods are (Vanderbei 1995), and partial pivoting would cost up to a thousand times as
+        much. Of others the residual tells, at little cost.
+        """
+        if not self.symmetric or not np.all(self.diagonal):
+            return False
+        return CHEAPER * self.cost(MMD)[1] < self.cost(COLAMD)[1]
 
     @property
     def asymmetry(self) -> float:
@@ -224,7 +240,7 @@ class Host:
         order = self.order(ordering)
         try:
             found, *_ = column_counts(self.pattern, order)
-            if ordering == self.ordering == COLAMD:
+            if ordering == COLAMD and self.wants_pivots:
                 found = np.sqrt(np.multiply(found, column_counts(_by_rows(self.S, order), order)[0]))
         except ImportError:
             return self.envelope
@@ -233,7 +249,8 @@ class Host:
 
     @functools.cached_property
     def _cost(self) -> tuple[float, float]:
-        if self.ordering == MMD and self.n > FREE and self.envelope[1] > self.n * (WIDE * self.n) ** 2:
+        is_ordered = self.ordering != MMD or MMD in self.orders
+        if not is_ordered and self.n > FREE and self.envelope[1] > self.n * (WIDE * self.n) ** 2:
             rough = self.cost(COLAMD)
             if rough[1] > SLOW:
                 return rough

@@ -219,7 +219,7 @@ def _by_superlu(host: Host, recipe: Recipe, maker: str, ordering: str, known: Or
     if recipe[0] == "ilu":
         options |= {"drop_tol": max(recipe[1], SMALLEST), "fill_factor": recipe[2]}
     if is_symmetric:
-        options["diag_pivot_thresh"] = 0.0 if recipe[0] == "cholesky" else THRESHOLD
+        options["diag_pivot_thresh"] = 0.0 if recipe[0] == "cholesky" or host.wants_pivots else THRESHOLD
     factor = linalg.spilu if recipe[0] == "ilu" else linalg.splu
     try:
         cell = _in_worker(lambda: [factor(S, **options)])

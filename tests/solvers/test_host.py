@@ -10,7 +10,7 @@ import scipy.sparse.linalg as spla
 from scipy.sparse.csgraph import structural_rank
 
 import jaxsparse_fmt as jsf
-from solvers import facts, host, solve
+from solvers import facts, host, solve, superlu
 from solvers.host import COLAMD, MMD, Host
 
 SYMMETRIC = {"permc_spec": MMD, "diag_pivot_thresh": 1e-3, "options": {"SymmetricMode": True}}
@@ -116,6 +116,35 @@ def test_solve_orders_no_matrix_whose_factors_cost_more_than_steps(monkeypatch):
     monkeypatch.setattr(facts, "OUT_OF_REACH", 1e9)
     known = facts.Facts(jsf.from_scipy(S, "csr"), b, True)
     assert known.factors == known.host.rough_cost
+
+
+def interior_point_system(seed, m=80, n=1200):
+    """That of a step for a linear programme, near its end: weights of 1e-8 to 1e3."""
+    rng = np.random.default_rng(seed)
+    A = sp.random_array((m, n), density=0.03, rng=rng)
+    weight = np.where(rng.random(n) < m / n, 10 ** rng.uniform(0, 3, n), 10 ** rng.uniform(-8, 0, n))
+    blocks = [[-sp.diags_array(1 / weight), A.T], [A, 1e-10 * sp.eye_array(m)]]
+    return sp.csc_array(sp.block_array(blocks))
+
+
+def test_a_quasidefinite_system_is_factored_with_pivots_on_its_diagonal():
+    K = interior_point_system(0)
+    wanted = np.random.default_rng(1).standard_normal(K.shape[0])
+    sol = solve(jsf.from_scipy(K, "csr"), K @ wanted, rtol=1e-10)
+    assert sol.success and sol.method == "direct"
+    np.testing.assert_allclose(sol.x, wanted, rtol=0, atol=1e-6)
+    found = superlu.factored(Host(K), ("lu",), "direct")
+    assert found.ordering == MMD and found.is_accurate
+    assert 4 * found.made.nnz < spla.splu(K).nnz
+
+
+def test_a_zero_on_the_diagonal_or_little_gain_asks_for_free_pivots():
+    K = interior_point_system(0)
+    saddle = sp.lil_array(K)
+    saddle[K.shape[0] - 1, K.shape[0] - 1] = 0
+    indefinite = jsf.gallery.poisson(20, dim=2) - 3.9999 * sp.eye_array(400)  # a weak diagonal on a mesh
+    for S in saddle, indefinite:
+        assert Host(sp.csc_array(S)).wants_pivots and Host(sp.csc_array(S)).ordering == COLAMD
 
 
 def test_without_numba_the_envelope_is_the_cost(monkeypatch):
