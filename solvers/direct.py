@@ -2,8 +2,8 @@
 
 x ← x + M·(b − A·x) from x = 0 by the factors M, until the residual meets the tolerance. That takes one step, or a few
 if A is ill-conditioned (Higham 2002, Accuracy and Stability, §12). By SuperLU the host does it all (`refined`), which
-a program calls once; by triangles or a library the program does (`METHOD`), and for many systems `batched`. Derivatives are systems with the same
-factors.
+a program calls once; by triangles or a library the program does (`METHOD`), and for many systems `batched`.
+Derivatives are systems with the same factors.
 """
 
 import contextlib
