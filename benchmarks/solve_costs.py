@@ -105,7 +105,7 @@ def systems(scale: float) -> Iterator[tuple[str, Any]]:
     for path in (path for folder in folders if folder for path in sorted(pathlib.Path(folder).glob("*.mtx*"))):
         if scipy.io.mminfo(path)[4] == "pattern":  # without values, and no system
             continue
-        S = sp.csr_array(scipy.io.mmread(path))
+        S = sp.csr_array(scipy.io.mmread(path, spmatrix=False))
         if S.shape[0] == S.shape[1] <= LARGE * scale:
             yield path.name.partition(".")[0], S.astype(np.result_type(S.dtype, float))
 

@@ -240,7 +240,8 @@ FILES = ("boyd1", "bcsstk29", "cvxbqp1", "memplus", "wiki-Vote", "bcsstk16", "ut
 
 
 def _file(name: str) -> sp.csr_array:
-    return sp.csr_array(scipy.io.mmread(Path(os.environ["JAXSPARSE_MATRICES"], f"{name}.mtx.gz"))).astype(np.float64)
+    path = Path(os.environ["JAXSPARSE_MATRICES"], f"{name}.mtx.gz")
+    return sp.csr_array(scipy.io.mmread(path, spmatrix=False)).astype(np.float64)
 
 
 HELD_OUT = (

@@ -19,7 +19,7 @@ CONVERTED = [SORTED, Layout("hll", (("slice_size", 32),)), *map(Layout, jsf.FORM
 
 @functools.cache
 def by_scipy(path: pathlib.Path) -> scipy.sparse.csr_array:
-    return scipy.sparse.csr_array(scipy.io.mmread(path))
+    return scipy.sparse.csr_array(scipy.io.mmread(path, spmatrix=False))
 
 
 def stored(S, layout: Layout) -> jsf.SparseMatrix | None:

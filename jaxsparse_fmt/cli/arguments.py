@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import os
 import sys
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -66,7 +67,9 @@ def _read_mat(path: str) -> Any:
     """The one sparse matrix of a file of MATLAB's, up to version 7.2."""
     import scipy.io
 
-    found = _loaded(scipy.io.loadmat, str(regular(path)), ".mat file")
+    with warnings.catch_warnings():  # SciPy 1.18 announces that it will return arrays, which suit as well
+        warnings.filterwarnings("ignore", message=".*spmatrix", category=DeprecationWarning)
+        found = _loaded(scipy.io.loadmat, str(regular(path)), ".mat file")
     sparse = {name: S for name, S in found.items() if scipy.sparse.issparse(S)}
     if len(sparse) != 1:
         raise ValueError(f"a .mat file with one sparse matrix is needed; this one has {', '.join(sparse) or 'none'}")

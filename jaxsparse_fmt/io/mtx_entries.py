@@ -93,7 +93,7 @@ def read(
     text = checked()
     stream = types.SimpleNamespace(read=lambda size=-1: next(text, b""))  # what SciPy takes for an open file
     try:
-        found: Any = mmread(stream) if head.entries else None
+        found: Any = mmread(stream, spmatrix=False) if head.entries else None
     except (ValueError, OverflowError):
         for _ in checked(every_index=True):  # raises, if an index is outside of the matrix
             pass
