@@ -166,9 +166,15 @@ _made = 0, 0  # the round after which arrays were last named, and how many were
 
 
 def named(a: Any) -> Any:
-    """`a`, an array over several processes, which make it by the same programs and compare its name afterwards."""
+    """`a`, an array over several processes, which make it by the same programs and compare its name afterwards.
+
+    On CPUs it is ready: XLA runs programs in as many threads as there are cores, and after 32 programs of one device
+    each further one holds a thread until an earlier one ends. If no thread is left, no program ends in any process.
+    """
     global _made
     if jax.process_count() > 1 and is_concrete(a) and not a.is_fully_addressable:
+        if jax.default_backend() == "cpu":
+            a.block_until_ready()
         number = messages.rounds
         _made = number, _made[1] + 1 if _made[0] == number else 1
         in_words.note(a, f"number {_made[1]} after agreement {number}")

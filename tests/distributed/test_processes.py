@@ -75,8 +75,9 @@ import os, signal, sys, jax, numpy as np, scipy.sparse as sp, jaxsparse_fmt as j
 from solvers import cg
 process, n = int(sys.argv[1]), 100_001
 jax.distributed.initialize(f"127.0.0.1:{sys.argv[2]}", 2, process)
+shape, names = ((2,), ("rows",)) if jax.local_device_count() == 1 else ((2, 2), ("rows", "batch"))
 S = sp.diags_array([np.ones(n - 1), np.full(n, 4.0), np.ones(n - 1)], offsets=[-1, 0, 1], format="csr") / 6
-A = jsf.shard(S.astype(np.float32), jax.make_mesh((2,), ("rows",)), format="csr")
+A = jsf.shard(S.astype(np.float32), jax.make_mesh(shape, names), format="csr")
 x = np.ones((n, 2), np.float32)
 for step in range(150):  # none of which waits for the one before
     x = A @ x if step % 5 else (A.scale_rows(np.ones(n, np.float32)) @ x)
@@ -104,8 +105,9 @@ except Exception as error:
 """
 
 
-def test_programs_in_a_row_need_no_pause_and_the_end_of_one_process_reaches_the_other():
-    (_, out, err), (_, other, _) = together(IN_A_ROW, 2, 1)
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.deep)])
+def test_programs_in_a_row_need_no_pause_and_the_end_of_one_process_reaches_the_other(devices):
+    (_, out, err), (_, other, _) = together(IN_A_ROW, 2, devices)
     for text in (out, other):
         assert float(re.findall(r"off by (\S+)", text)[0]) < 1e-4, (text, err)
         assert "refused: the disk is gone" in text
