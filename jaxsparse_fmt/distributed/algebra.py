@@ -109,7 +109,8 @@ class ShardedAlgebra(ScipyNames):
             n = self.shape[axis]
             vector = as_floating(d, "d")
             if vector.ndim == 0 and name == "shift":
-                vector = jnp.broadcast_to(vector, (n,))
+                self._agree(vector=d)
+                return vector if is_traced(vector) else np.asarray(vector)
             if vector.shape != (n,):
                 raise ValueError(f"{name}(d) takes d of shape ({n},), got {vector.shape}")
             vector = basis.accept(vector, d)
@@ -167,6 +168,8 @@ def _scaled(A: Any, d: Array, axis: int) -> tuple[Array, ...]:
 
 @jax.jit
 def _shifted(A: Any, s: Array) -> tuple[Array, ...]:
+    s = jnp.broadcast_to(s, (A.range.places,))
+
     def shifted(shards: Shards, s: Array) -> tuple[Array, ...]:
         return tuple((value + _on_diagonal(s, row, col, index))[None] for row, col, index, value in shards.entries())
 

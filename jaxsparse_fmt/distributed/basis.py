@@ -108,14 +108,16 @@ class ShardedBasis(EnteredBasis):
     Attributes:
       route: the exchange that takes vectors to another order and back; None: the order is the user's.
       key: a digest of the order; 0 for the user's.
+      is_padded: whether the user's vectors end with zeros, so that they lie in even blocks for every n.
     """
 
     route: Route | None = None
+    is_padded: bool = dataclasses.field(default=False, kw_only=True, metadata={"static": True})
     key: int = dataclasses.field(default=0, kw_only=True, metadata={"static": True})
 
     @property
     def n(self) -> int:
-        return sum(self.over.counts)
+        return self.over.even.places if self.is_padded else sum(self.over.counts)
 
     @property
     def places(self) -> int:
@@ -128,15 +130,15 @@ class ShardedBasis(EnteredBasis):
         return self.n % self.devices == 0
 
     def same(self, other: Basis) -> bool:
-        return super().same(other) and isinstance(other, ShardedBasis) and self.key == other.key
+        alike = super().same(other) and isinstance(other, ShardedBasis)
+        return alike and (self.key, self.is_padded) == (other.key, other.is_padded)
 
     def enter(self, x: Array) -> Array:
         """The user's vector [n] or [n, p] in the inner order, with zeros in empty places."""
         return _enter(self, x)
 
-    def leave(self, y: Array, like: Any = None, padded: bool = False) -> Array:
-        """A vector in the inner order, brought back to the user's; `padded` with zeros to even blocks, which always lie
-        over the devices.
+    def leave(self, y: Array, like: Any = None) -> Array:
+        """A vector in the inner order, brought back to the user's.
 
         The result lies in even blocks if n allows them. On explicit mesh axes it does so only if `like`, a vector of
         the user's, does: JAX's types of sharded vectors forbid some operations that whole vectors allow, such as an
@@ -144,7 +146,7 @@ class ShardedBasis(EnteredBasis):
         """
         axes = {*mesh_axes.names(self.over.axis)}
         blocks = self.has_even_blocks and like is not None and axes <= {*mesh_axes.axes_of(like)[0]}
-        return _leave(self, y, self.over.axis if blocks else None, padded)
+        return _leave(self, y, self.over.axis if blocks else None)
 
     def accept(self, x: Any, given: Any = None) -> Any:
         """The user's vector, on the mesh as by `placed`.
@@ -236,12 +238,11 @@ def _enter(basis: ShardedBasis, x: Array) -> Array:
     return basis.over.by_xla(entered, (basis, x), mesh_axes.spec_like(x, basis.over.axis))
 
 
-@functools.partial(jax.jit, static_argnums=(2, 3))
-def _leave(basis: ShardedBasis, y: Array, explicit: Any, padded: bool) -> Array:
+@functools.partial(jax.jit, static_argnums=2)
+def _leave(basis: ShardedBasis, y: Array, explicit: Any) -> Array:
     def left(basis: ShardedBasis, y: Array) -> Array:
-        x = _moved(basis, y, False)
-        x = x if padded else x[: basis.n]
-        return constrained(x, basis.over) if padded or basis.has_even_blocks else x
+        x = _moved(basis, y, False)[: basis.n]
+        return constrained(x, basis.over) if basis.has_even_blocks else x
 
     return basis.over.by_xla(left, (basis, y), mesh_axes.spec_like(y, explicit))
 
@@ -251,8 +252,8 @@ def _moved(basis: ShardedBasis, x: Array, inward: bool) -> Array:
     over = basis.over
     if basis.route is not None:
         return over.each(Route.piece if inward else functools.partial(Route.block, m=over.even.size), basis.route, x)
-    if basis.n == basis.places:  # the pieces are even blocks
-        return constrained(x, over)
+    if over == over.even:
+        return constrained(over.emptied(x) if basis.is_padded else x, over)
     ends = (over.even, over) if inward else (over, over.even)
     return over.each(lambda _, a: recut(a, *ends), (), x)
 

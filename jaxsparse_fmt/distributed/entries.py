@@ -5,7 +5,6 @@ On the host rows and columns have the numbers of the inner order without its emp
 `starts[k]` to `starts[k + 1]` − 1.
 """
 
-import functools
 from typing import Any
 
 import jax
@@ -26,11 +25,10 @@ Array = jax.Array
 Sharded = Any  # a ShardedMatrix, whose module imports this one
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def data(A: Sharded, padded: bool) -> Array:
-    """The values [nnz], or padded with zeros to equal pieces."""
-    values = A.range.over.each(lambda shards: _by_entry(A, shards.entries(), 3), A.shards)
-    return A.data_basis.leave(values, padded=padded)
+@jax.jit
+def data(A: Sharded) -> Array:
+    """The values [nnz], with zeros after them if `data_basis` is padded."""
+    return A.data_basis.leave(A.range.over.each(lambda shards: _by_entry(A, shards.entries(), 3), A.shards))
 
 
 @jax.jit
@@ -45,9 +43,13 @@ def values_of(A: Sharded, data: Array) -> tuple[Array, ...]:
 
 @jax.jit
 def coordinates(A: Sharded) -> tuple[Array, Array, Array]:
-    """Rows, columns and numbers [nnz], in even blocks as `data`."""
+    """Rows, columns and numbers [nnz], in even blocks as `data`; beyond the matrix where that has padding."""
     rows, cols, _ = in_pieces(A, A.range.unknowns(), A.domain.unknowns())
-    return A.data_basis.leave(rows), A.data_basis.leave(cols), A.data_basis.numbers()
+    number = A.data_basis.numbers()
+    rows, cols = (
+        jnp.where(number < A.nnz, A.data_basis.leave(ids), end) for ids, end in zip((rows, cols), A.shape, strict=True)
+    )
+    return rows, cols, number
 
 
 @jax.jit
@@ -86,7 +88,8 @@ def pieces(A: Any, dtype: Any) -> Pieces:
 
     def rows_of(k: int) -> Csr:
         ptr = np.concatenate([[0], np.cumsum(np.bincount(row[k] - over.starts[k], minlength=over.counts[k]))])
-        out = scipy.sparse.csr_array((value[k].astype(dtype), col[k], ptr), shape=(over.counts[k], A.domain.n))
+        shape = over.counts[k], int(A.domain.over.starts[-1])
+        out = scipy.sparse.csr_array((value[k].astype(dtype), col[k], ptr), shape=shape)
         out.has_canonical_format = True
         return out
 

@@ -257,6 +257,17 @@ class ShardedMatrix(ShardedAlgebra):
         return dataclasses.replace(self, is_entered=True) if self._is_square else self
 
     @property
+    def padded(self) -> Self:
+        """The matrix with rows and columns of zeros after its own, so that the number of devices divides their numbers.
+
+        Its vectors and its `data`, which end with places that nothing reads and results leave zero, lie in even blocks:
+        of none does a device have more than its own. JAX has no blocks of unequal size, so that the vectors of a matrix
+        that is not padded are whole on all devices outside of jit. `nnz` and `to_scipy` know no padding.
+        """
+        bases = ((name, getattr(self, name)) for name in ("domain", "range", "data_basis"))
+        return dataclasses.replace(self, **{name: dataclasses.replace(b, is_padded=True) for name, b in bases})
+
+    @property
     def _is_square(self) -> bool:
         return self.domain.n == self.range.n
 
@@ -277,19 +288,15 @@ class ShardedMatrix(ShardedAlgebra):
     def data(self) -> Array:
         """The entries [nnz] in canonical order of the user's rows, then columns; for `in_basis` too.
 
-        Unless the number of devices divides nnz every device has all of them; see `padded_data`.
+        Unless the number of devices divides nnz every device has all of them; see `padded`.
         """
         self._begin("data")
-        return entries.data(self, False)
+        return entries.data(self)
 
     @property
     def padded_data(self) -> Array:
-        """`data` with zeros after its nnz entries, in pieces of one size, of which each device has its own.
-
-        `with_data` takes such an array, too, and ignores its end: gradients by it are no larger than the matrix.
-        """
-        self._begin("padded_data")
-        return entries.data(self, True)
+        """`padded.data`, in pieces of one size. `with_data` takes it, and ignores its end."""
+        return self.padded.data
 
     @property
     def row_ids(self) -> Array:

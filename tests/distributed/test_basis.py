@@ -11,8 +11,10 @@ import jaxsparse_fmt as jsf
 from jaxsparse_fmt.distributed import row_partition
 from jaxsparse_fmt.distributed.basis import recut
 from jaxsparse_fmt.distributed.distribution import Distribution
+from solvers import cg, eigsh, precond
 from tests.distributed.problems import MESH
 from tests.distributed.programs import facts
+from tests.marks import few
 
 S = sp.csr_array(jsf.gallery.poisson(32, dim=2))  # 1024 unknowns, 128 a device
 N = S.shape[0]
@@ -51,6 +53,53 @@ def test_no_device_holds_a_vector_of_all_unknowns():
     for a, of_scipy in zip(A.entries(), (*S.tocoo().coords, np.arange(S.nnz), S.data), strict=True):
         assert {shard.data.shape for shard in a.addressable_shards} == {(S.nnz // 8,)}
         np.testing.assert_array_equal(a, of_scipy)
+
+
+U = sp.csr_array(S[3:, 3:])  # 8 devices divide neither its unknowns nor its entries
+
+
+@pytest.mark.parametrize("order", few([{}, {"reorder": "rcm"}, {"by": "rows"}], 1), ids=str)
+def test_is_a_padded_vector_whole_on_no_device_for_any_n(order):
+    A, n = jsf.shard(U, MESH, format="csr", **order).padded, U.shape[0]
+    b = np.random.default_rng(0).standard_normal(A.shape[0])  # nothing reads its end
+
+    def programs(A, b, data):
+        made = A @ b, A.T @ b, A.diagonal(), A.data, A.row_ids, A.col_ids
+        return *made, jax.grad(lambda data: jnp.sum(A.with_data(data) @ b))(data)
+
+    program = jax.jit(programs).lower(A, A.basis.placed(b), A.data).compile()
+    text = facts(program.as_text())
+    assert text["collectives"]["all-gather"] == 0 and text["longest"] < U.nnz
+    got = program(A, A.basis.placed(b), A.data)
+    row, col = U.tocoo().coords
+    wanted = U @ b[:n], U @ b[:n], U.diagonal(), U.data, row, col, b[col]
+    for a, w, end in zip(got, wanted, (0, 0, 0, 0, *A.shape, 0), strict=True):
+        assert {shard.data.shape[0] for shard in a.addressable_shards} == {-(-len(w) // 8)}
+        np.testing.assert_allclose(a, np.pad(w, (0, len(a) - len(w)), constant_values=end), atol=1e-10)
+    np.testing.assert_array_equal(A.to_scipy().toarray(), U.toarray())
+
+
+@pytest.mark.deep
+def test_do_preconditioners_and_eigensolvers_take_padded_vectors():
+    A = jsf.shard(U, MESH, format="csr").padded
+    b, w = np.ones(A.shape[0]), np.linalg.eigvalsh(U.toarray())
+    for M in (precond.jacobi(A), precond.schwarz(A, precond.ilu), precond.multigrid(A)):
+        x = np.asarray(cg(A, b, M=M, rtol=1e-12).x)
+        np.testing.assert_allclose(U @ x[: U.shape[0]], 1, atol=1e-10)
+        assert not x[U.shape[0] :].any()
+    pairs = eigsh(A, 2, which="SA")
+    np.testing.assert_allclose(pairs.eigenvalues, w[:2], rtol=1e-6)
+    assert {shard.data.shape for shard in pairs.eigenvectors.addressable_shards} == {(128, 2)}
+
+
+def test_does_a_chain_gather_its_result_alone_where_devices_do_not_divide_n():
+    """JAX has no blocks of unequal size outside of jit."""
+    A = jsf.shard(U, MESH, format="csr")
+    b = A.basis.placed(np.ones(U.shape[0]))
+    program = jax.jit(lambda A, b: A @ cg(A, A @ b, rtol=1e-12).x).lower(A, b).compile()
+    text = facts(program.as_text())
+    assert text["collectives"]["all-gather"] == 1 and not any(loop["all-gather"] for loop in text["loops"])
+    np.testing.assert_allclose(program(A, b), U @ np.ones(U.shape[0]), atol=1e-10)
 
 
 def test_a_device_receives_no_more_than_a_few_blocks_where_every_other_has_unknowns_for_it():
