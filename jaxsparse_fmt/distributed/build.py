@@ -1,6 +1,10 @@
 """Builds a sharded matrix from a matrix on the host, or from rows that each process makes for its own devices."""
 
+import glob
 import math
+import os
+import socket
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -241,8 +245,34 @@ def _axis_and_mesh(mesh: Any, axis: Any) -> tuple[Any, int, Mesh]:
         raise ValueError(
             f"axis must name an axis of the mesh, or several as a tuple in the mesh's order: {known}; got {axis!r}"
         )
-    alone(mesh)  # refuses a mesh that leaves out processes, before any of them waits
+    if not alone(mesh) or jax.process_count() == 1:  # or ValueError, before any process waits
+        _warn_of_idle_gpus(mesh)
     return axis, math.prod(mesh.shape[axis] for axis in axes), placing_mesh(mesh)
+
+
+def _warn_of_idle_gpus(mesh: Mesh) -> None:
+    """Warns if the host has GPUs that no process took."""
+    host, gpus = socket.gethostname(), _gpus_of_host(mesh)
+    if gpus is None:
+        return
+    taken_by = everyones(lambda: {jax.process_index(): (host, jax.local_device_count())}, mesh)
+    taken = sum(count for name, count in taken_by.values() if name == host)
+    if taken < gpus:
+        warnings.warn(
+            f"{host} has {gpus} GPUs, of which the processes there have taken {taken}: JAX gives one to each process "
+            f"that Slurm or Open MPI starts; start one for each GPU, as in srun --ntasks-per-node={gpus}, or pass "
+            "local_device_ids to jax.distributed.initialize",
+            RuntimeWarning,
+            stacklevel=5,
+        )
+
+
+def _gpus_of_host(mesh: Mesh) -> int | None:
+    """The number of GPUs that this process may see; None: the mesh has none."""
+    if mesh.devices.flat[0].platform != "gpu":
+        return None
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return len(glob.glob("/proc/driver/nvidia/gpus/*")) if chosen is None else chosen.count(",") + bool(chosen)
 
 
 # ---------------------------------------------------------------------------------- cutting the rows of a device

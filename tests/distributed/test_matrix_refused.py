@@ -9,6 +9,7 @@ import scipy.sparse as sp
 from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxsparse_fmt as jsf
+from jaxsparse_fmt.distributed import build
 from solvers import cg, gmres
 from tests.distributed.problems import DEVICES, MESH, irregular
 from tests.distributed.test_matrix import S, X, close
@@ -57,6 +58,12 @@ def test_a_matrix_is_refused_with_options_that_make_no_sense(options, error, wor
 def test_rows_are_refused_with_options_that_make_no_sense(options, error, words):
     with pytest.raises(error, match=re.escape(words)):
         jsf.shard_from_rows(**{"rows_of": rows_of, "n": 90, "mesh": MESH, "format": "ell"} | options)
+
+
+def test_does_shard_warn_where_a_host_has_gpus_that_no_process_took(monkeypatch):
+    monkeypatch.setattr(build, "_gpus_of_host", lambda mesh: 99)  # the devices here are of the CPU
+    with pytest.warns(RuntimeWarning, match=r"has 99 GPUs, of which .* taken \d+: .* srun --ntasks-per-node=99"):
+        jsf.shard(S, MESH, format="csr")
 
 
 def test_a_report_is_of_the_matrix_that_it_is_asked_of():
