@@ -16,7 +16,7 @@ from jaxsparse_fmt.choose import ranking
 from jaxsparse_fmt.choose.ranking import Choice
 from jaxsparse_fmt.core.matrix import CHOOSERS, FORMATS, SparseMatrix, build, check_format
 from jaxsparse_fmt.distributed import padding
-from jaxsparse_fmt.distributed.processes import everyones, of_each
+from jaxsparse_fmt.distributed.processes import everyones, of_each, together
 from jaxsparse_fmt.formats.building import TooLarge
 from jaxsparse_fmt.kernels.backends import selection
 
@@ -72,8 +72,8 @@ def _ranked(csrs: dict[int, Csr], nnz: dict[int, int], request: Request) -> list
     """Formats that suit every shard, by the time of the slowest shard: all others wait for it, padded to its size."""
     backend = selection.active_backend(request.target.backend)  # threads do not see `use_backend`
     rank = functools.partial(ranking.rank, dtype=request.target.dtype, backend=backend)
-    ranks = of_each(lambda k: ranking.best_layouts(rank(csrs[k])), csrs, request.mesh)
-    of_shard = everyones(lambda: ranks, request.mesh)
+    best = functools.partial(together, lambda k: ranking.best_layouts(rank(csrs[k])), [*csrs])
+    of_shard = everyones(best, request.mesh)
     least = min(1, max(nnz.values()))  # any format suits a shard without entries
     by_name = [{c.format: c for c in choices} for k, choices in of_shard.items() if nnz[k] >= least]
     common = [name for name in by_name[0] if all(name in choices for choices in by_name)]
@@ -97,9 +97,13 @@ def _stored_as(
             return build(csrs[k], name, request.target, **layout)
 
     matrices: dict[int, SparseMatrix] = {}
-    if not layout.keys() >= set(FORMATS[name].layout_options):  # all take what the largest shard gets by default
-        matrices = of_each(converted, csrs.keys() & {largest}, request.mesh)
-        layout = everyones(lambda: {k: A.layout for k, A in matrices.items()}, request.mesh)[largest]
+
+    def by_default() -> dict[int, Any]:
+        matrices.update(together(converted, [*csrs.keys() & {largest}]))
+        return {k: A.layout for k, A in matrices.items()}
+
+    if not layout.keys() >= set(FORMATS[name].layout_options):  # all take what the largest shard gets
+        layout = everyones(by_default, request.mesh)[largest]
     matrices |= of_each(converted, csrs.keys() - matrices.keys(), request.mesh)
     with _arrays_on_host():
         return padding.alike({k: matrices[k] for k in csrs}, request.mesh)

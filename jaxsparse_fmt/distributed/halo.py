@@ -126,13 +126,14 @@ def plan(needs: dict[int, np.ndarray], over: Distribution, itemsize: int = 8) ->
     """
     starts, parts = over.starts, len(over.counts)
     wanted = {k: by_owner(unknowns, starts) for k, unknowns in needs.items()}
-    counts = everyones(
-        lambda: {k: {s: len(unknowns) for s, unknowns in lists.items()} for k, lists in wanted.items()}, over.mesh
+    # [2, senders] for each device: small, since every process has them all.
+    of_all = everyones(
+        lambda: {k: np.array([[*lists], [*map(len, lists.values())]]) for k, lists in wanted.items()}, over.mesh
     )
-    pairs = [(source, target, count) for target, by_source in counts.items() for source, count in by_source.items()]
-    source, target, count = np.array(pairs, np.int64).reshape(-1, 3).T
+    source, count = np.concatenate([*of_all.values()], axis=1, dtype=np.int64, casting="unsafe")
+    target = np.repeat([*of_all], [a.shape[1] for a in of_all.values()])
     received = np.bincount(target, count, parts).astype(np.int64), np.bincount(target, minlength=parts)
-    if not pairs:
+    if not len(source):
         none = dict.fromkeys(needs, Exchange())
         return Halo(over, none, needs, needs, *received, "no device needs unknowns of another")
     # The largest first: the messages of a round are about equally long. Of equal ones those of one distance on the ring

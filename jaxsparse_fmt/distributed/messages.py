@@ -29,7 +29,7 @@ import numpy as np
 from jaxsparse_fmt._tracing import in_trace
 from jaxsparse_fmt.kernels.backends import jax_versions
 
-SHORT, MOST = 2**20, 2**24  # bytes of a round's messages between hosts, and of one that devices gather at a time
+SHORT, MOST = 2**20, 2**26  # bytes of all messages: of a round between hosts, and that devices gather at a time
 PATIENCE = 60  # seconds after which a process names those for which it waits
 
 
@@ -51,8 +51,9 @@ def gathered(message: bytes) -> list[bytes]:
     if all(isinstance(part, bytes) for part in received):
         return received
     parts: list[list[bytes]] = [[] for _ in sizes]
-    for begin in range(0, max(sizes), MOST):
-        size = min(MOST, 1 << (max(sizes) - begin - 1).bit_length())  # so that few sizes are compiled
+    most = MOST // len(sizes)
+    for begin in range(0, max(sizes), most):
+        size = min(most, 1 << (max(sizes) - begin - 1).bit_length())  # so that few sizes are compiled
         rows = _by_devices(np.frombuffer(message[begin : begin + size].ljust(size, b"\0"), np.uint8))
         for part, row in zip(parts, rows, strict=True):
             part.append(row.tobytes())
