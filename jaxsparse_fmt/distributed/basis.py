@@ -130,8 +130,9 @@ class ShardedBasis(EnteredBasis):
         return self.n % self.devices == 0
 
     def same(self, other: Basis) -> bool:
-        alike = super().same(other) and isinstance(other, ShardedBasis)
-        return alike and (self.key, self.is_padded) == (other.key, other.is_padded)
+        if not isinstance(other, ShardedBasis):
+            return False
+        return super().same(other) and (self.key, self.is_padded) == (other.key, other.is_padded)
 
     def enter(self, x: Array) -> Array:
         """The user's vector [n] or [n, p] in the inner order, with zeros in empty places."""

@@ -3,6 +3,7 @@
 import os
 import pathlib
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -47,10 +48,11 @@ def finished(running: list[subprocess.Popen[str]], seconds: float = PATIENCE) ->
     return [(p.returncode, *texts) for p, texts in zip(running, told, strict=True)]
 
 
-def together(code: str, processes: int, devices: int = 2) -> list[tuple[int, str, str]]:
+def together(code: str, processes: int, devices: int = 2, seconds: float = PATIENCE) -> list[tuple[int, str, str]]:
     """Code and output of processes that run `code` with their number and a port to meet at."""
     port = free_port()
-    return finished([started("-c", code, str(k), str(port), devices=devices, quick=True) for k in range(processes)])
+    running = [started("-c", code, str(k), str(port), devices=devices, quick=True) for k in range(processes)]
+    return finished(running, seconds)
 
 
 @pytest.mark.deep
@@ -113,6 +115,37 @@ def test_programs_in_a_row_need_no_pause_and_the_end_of_one_process_reaches_the_
         assert "refused: the disk is gone" in text
     assert "refused: the disk is gone in process 1" in out
     assert "SolverError process 1 of 2 is gone; what it printed last says why" in out
+
+
+KILLED = """
+import os, signal, sys, threading, time, jax, numpy as np, jaxsparse_fmt as jsf
+from jaxsparse_fmt.kernels.backends import jax_versions
+from solvers import cg
+process = int(sys.argv[1])
+jax.distributed.initialize(f"127.0.0.1:{sys.argv[2]}", 3, process)
+A, service = jsf.shard(jsf.gallery.poisson(8), jax.make_mesh((3,), ("rows",))), jax_versions.coordination_service()[0]
+cg(A, np.ones(512))
+if process == 1:
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGKILL)).start()
+try:
+    while True:
+        cg(A, np.ones(512))
+except Exception as error:
+    print(type(error).__name__, error, flush=True)
+if process == 0:
+    service.blocking_key_value_get_bytes("told", 10**5)
+    os.kill(os.getpid(), signal.SIGKILL)
+service.key_value_set_bytes("told", b"")
+time.sleep(300)
+"""
+
+
+@pytest.mark.deep
+def test_no_process_waits_for_one_that_was_killed_in_a_solve_and_none_outlives_process_0():
+    """JAX itself ends all at the end of process 0, where its service runs."""
+    (_, out, _), _, (code, other, err) = together(KILLED, 3, 1, seconds=200)
+    assert "SolverError process 1 of 3 is gone" in out and "SolverError process 1 of 3 is gone" in other, (out, err)
+    assert code == -signal.SIGABRT
 
 
 MESHES_OF_SOME = """
