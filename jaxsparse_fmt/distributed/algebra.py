@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxsparse_fmt._arguments import as_floating
 from jaxsparse_fmt._tracing import concrete, is_traced
+from jaxsparse_fmt.core import entry_index
 from jaxsparse_fmt.core.scipy_names import ScipyNames
 from jaxsparse_fmt.distributed.halo import exchange
 from jaxsparse_fmt.distributed.local import Shards
@@ -93,6 +94,14 @@ class ShardedAlgebra(ScipyNames):
         both = (self._vector(d.astype(self.dtype), self.range, 0, "constrain") for d in (free, diagonal))
         return with_values(self, _of_free(self, *both))
 
+    def data_of(self, gradient: Any) -> Array:
+        """The entries [nnz] of a gradient by this whole matrix, in the order of `data`; as `SparseMatrix.data_of`."""
+        pairs = zip(jax.tree.leaves(self), jax.tree.leaves(gradient), strict=True)
+        leaves = [g if jnp.issubdtype(g.dtype, jnp.inexact) else a for a, g in pairs]
+        A: Any = jax.tree.unflatten(jax.tree.structure(self), leaves)
+        blocks = zip(A.shards.blocks, of_blocks(A, _shared_out), strict=True)
+        return with_blocks(A, (block._with_values(v) for block, v in blocks)).data
+
     def _check_diagonal(self, name: str) -> None:
         n = self.shape[0]
         if n != self.shape[1]:
@@ -103,7 +112,7 @@ class ShardedAlgebra(ScipyNames):
                 "`shard` with the matrix after A.shift(0)"
             )
 
-    def _vector(self, d: Any, basis: Any, axis: int, name: str) -> Array:
+    def _vector(self, d: Any, basis: Any, axis: int, name: str) -> Any:
         with self._failing_together(name):
             self._check_devices()
             n = self.shape[axis]
@@ -137,6 +146,10 @@ def index_arrays(A: Any) -> list[Array]:
 def _values_of(block: Any) -> Array:
     """The values [n_stored], with every entry in its own place."""
     return block.entries()[3]
+
+
+def _shared_out(block: Any) -> Array:
+    return entry_index.shared_out(block).values
 
 
 @functools.partial(jax.jit, static_argnums=1)  # by itself, shard_map compiles each operation at every call

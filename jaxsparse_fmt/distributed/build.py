@@ -25,9 +25,9 @@ from jaxsparse_fmt.distributed.common_format import Request, in_one_format
 from jaxsparse_fmt.distributed.delivery import needed
 from jaxsparse_fmt.distributed.distribution import Distribution, placing_mesh
 from jaxsparse_fmt.distributed.local import Shards
-from jaxsparse_fmt.distributed.matrix import BuildRecord, ShardedMatrix
+from jaxsparse_fmt.distributed.matrix import ShardedMatrix
 from jaxsparse_fmt.distributed.processes import agree, alone, everyones, failing_together, of_each
-from jaxsparse_fmt.distributed.row_partition import Imbalance
+from jaxsparse_fmt.distributed.row_partition import BuildRecord, Imbalance
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.order import permuted
 

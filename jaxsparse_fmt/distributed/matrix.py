@@ -39,26 +39,14 @@ from jaxsparse_fmt.core.matrix import SparseMatrix, build
 from jaxsparse_fmt.core.scipy_names import ScipyNames
 from jaxsparse_fmt.core.transposed import Transposed
 from jaxsparse_fmt.distributed import entries
-from jaxsparse_fmt.distributed.algebra import ShardedAlgebra, of_blocks, with_blocks, with_values
+from jaxsparse_fmt.distributed.algebra import ShardedAlgebra, with_blocks, with_values
 from jaxsparse_fmt.distributed.basis import EnteredBasis, ShardedBasis, lies_on
 from jaxsparse_fmt.distributed.local import Shards
 from jaxsparse_fmt.distributed.processes import failing_together, named
-from jaxsparse_fmt.distributed.row_partition import Imbalance
+from jaxsparse_fmt.distributed.row_partition import BuildRecord
 from jaxsparse_fmt.kernels.layout.address import row_pointers
 
 Array = jax.Array
-
-
-@dataclasses.dataclass(frozen=True)
-class BuildRecord:
-    """Facts about the build of a sharded matrix, for `report`. All records compare equal, so none causes a compilation.
-
-    A matrix that comes out of a user's jit has the record of the matrix with which the function was traced.
-    """
-
-    imbalance: Imbalance = dataclasses.field(compare=False)
-    exchange: str = dataclasses.field(compare=False)
-    format: str = dataclasses.field(compare=False)
 
 
 @pytree
@@ -161,12 +149,16 @@ class ShardedMatrix(ShardedAlgebra):
         """
         if self.domain.over.is_manual:
             return self._of_piece("A.in_basis @ x", Shards.product, x, self.domain)
-        with self._failing_together("A @ x"):
+        return self._between("A @ x", _product, 1, x)
+
+    def _between(self, operation: str, f: Callable[[Self, Array], Array], side: int, given: Any) -> Array:
+        """The product f, which takes vectors as long as this side of the matrix."""
+        source, target = (self.domain, self.range) if side else (self.range, self.domain)
+        with self._failing_together(operation):
             self._check_devices()
-            x = self.domain.accept(as_vector(x, self, 1), x)
-        if self.is_entered:
-            return named(_product(self, x))
-        return named(self.range.leave(_product(self, self.domain.enter(x)), x))
+            x = source.accept(as_vector(given, self, side), given)
+            y = f(self, x if self.is_entered else source.enter(x))
+            return named(y if self.is_entered else target.leave(y, x))
 
     def _of_piece(self, what: str, f: Callable[[Shards, Array], Array], x: Any, basis: ShardedBasis) -> Array:
         over, count = basis.over, self.shards.blocks[0].values.shape[0]
@@ -202,12 +194,7 @@ class ShardedMatrix(ShardedAlgebra):
         if self.range.over.is_manual:
             back = functools.partial(Shards.transposed, size=self.domain.over.size)
             return self._of_piece("A.in_basis.T @ x", back, y, self.range)
-        with self._failing_together("A.T @ x"):
-            self._check_devices()
-            y = self.range.accept(as_vector(y, self, 0), y)
-        if self.is_entered:
-            return named(_back(self, y))
-        return named(self.domain.leave(_back(self, self.range.enter(y)), y))
+        return self._between("A.T @ x", _back, 0, y)
 
     @property
     def T(self) -> Transposed:
@@ -331,14 +318,6 @@ class ShardedMatrix(ShardedAlgebra):
             taken = self.data_basis.accept(entry_index.checked(data, size), data)
         return with_values(self, entries.values_of(self, taken))
 
-    def data_of(self, gradient: Self) -> Array:
-        """The entries [nnz] of a gradient by this whole matrix, in the order of `data`; as `SparseMatrix.data_of`."""
-        pairs = zip(jax.tree.leaves(self), jax.tree.leaves(gradient), strict=True)
-        leaves = [g if jnp.issubdtype(g.dtype, jnp.inexact) else a for a, g in pairs]
-        A = jax.tree.unflatten(jax.tree.structure(self), leaves)
-        blocks = zip(A.shards.blocks, of_blocks(A, _shared_out), strict=True)
-        return with_blocks(A, (block._with_values(v) for block, v in blocks)).data
-
     # ------------------------------------------------------------------------------------------------- conversions
 
     def diagonal(self) -> Array:
@@ -416,7 +395,3 @@ def _product(A: ShardedMatrix, x: Array) -> Array:
 def _back(A: ShardedMatrix, y: Array) -> Array:
     back = functools.partial(Shards.transposed, size=A.domain.over.size)
     return A.range.over.each(back, A.shards, y)
-
-
-def _shared_out(block: Any) -> Array:
-    return entry_index.shared_out(block).values

@@ -153,3 +153,15 @@ class Imbalance:
             ratio = f"{a.max() / mean:.3f}" if mean else "-"
             lines.append(f"{name:12}{a.min():>12,}{mean:>14,.1f}{a.max():>12,}{ratio:>13}")
         return "\n".join(lines)
+
+
+@dataclasses.dataclass(frozen=True)
+class BuildRecord:
+    """Facts about the build of a sharded matrix, for `report`. All records compare equal, so none causes a compilation.
+
+    A matrix that comes out of a user's jit has the record of the matrix with which the function was traced.
+    """
+
+    imbalance: Imbalance = dataclasses.field(compare=False)
+    exchange: str = dataclasses.field(compare=False)
+    format: str = dataclasses.field(compare=False)
