@@ -86,7 +86,10 @@ class Facts:
 
     @functools.cached_property
     def diagonal(self) -> Any:
-        return self.A.diagonal() if self.kind == "sharded" else self.host.diagonal
+        if self.kind != "sharded":
+            return self.host.diagonal
+        d, rows = self.A.diagonal(), self.A.range
+        return jnp.where(rows.numbers() < rows.over.starts[-1], d, 1) if rows.is_padded else d
 
     @property
     def maybe_definite(self) -> bool:

@@ -11,7 +11,7 @@ import jaxsparse_fmt as jsf
 from jaxsparse_fmt.distributed import row_partition
 from jaxsparse_fmt.distributed.basis import recut
 from jaxsparse_fmt.distributed.distribution import Distribution
-from solvers import cg, eigsh, precond
+from solvers import cg, eigsh, precond, solve
 from tests.distributed.problems import MESH
 from tests.distributed.programs import facts
 from tests.marks import few
@@ -87,6 +87,7 @@ def test_do_preconditioners_and_eigensolvers_take_padded_vectors():
         x = np.asarray(cg(A, b, M=M, rtol=1e-12).x)
         np.testing.assert_allclose(U @ x[: U.shape[0]], 1, atol=1e-10)
         assert not x[U.shape[0] :].any()
+    assert solve(A, b).method.startswith("cg with")  # the padding's zero diagonal hides no definite matrix
     pairs = eigsh(A, 2, which="SA")
     np.testing.assert_allclose(pairs.eigenvalues, w[:2], rtol=1e-6)
     assert {shard.data.shape for shard in pairs.eigenvectors.addressable_shards} == {(128, 2)}
