@@ -164,48 +164,42 @@ def determinants(small: bool) -> Iterator[Row]:
 
 
 def of_batches(small: bool) -> Iterator[Row]:
-    rng, is_cpu = np.random.default_rng(0), jax.default_backend() == "cpu"
+    rng = np.random.default_rng(0)
     blocks = sp.kron(sp.eye_array(100), 4 * np.eye(12) + rng.random((12, 12)))
     beside = sp.diags_array([1.0, 1.0], offsets=[-1, 1], shape=(100, 100))
     random = sp.random_array((50, 50), density=0.1, rng=np.random.default_rng(1))
     problems = {
         "1,000 unknowns, tridiagonal": (sp.diags_array([-1, 2.1, -1], offsets=[-1, 0, 1], shape=(1000, 1000)), 1000),
-        "64 unknowns, 5 diagonals": (
-            sp.diags_array([1, -4, 6.1, -4, 1], offsets=[-2, -1, 0, 1, 2], shape=(64, 64)),
-            2000,
-        ),
+        "64 unknowns, 5 diagonals": (sp.diags_array([1, -4, 6.1, -4, 1], offsets=range(-2, 3), shape=(64, 64)), 2000),
         "50 unknowns, 10 % full": (random + 5 * sp.eye_array(50), 4000),
         "Poisson, 32²": (jsf.gallery.poisson(32, dim=2), 1000),
         "100 blocks of 12, tridiagonal": (blocks + sp.kron(beside, 0.1 * rng.random((12, 12))), 1000),
     }
     for name, (S, count) in problems.items():
-        S, count = sp.csr_array(S).astype(np.float64), 8 if small else count // 10 if is_cpu else count
-        A, n = jsf.from_scipy(S, "csr"), S.shape[0]
-        data = jnp.asarray(S.data * rng.uniform(0.95, 1.05, (count, S.nnz)))
-        b = jnp.asarray(rng.standard_normal((count, n)))
+        count = 8 if small else count // 10 if jax.default_backend() == "cpu" else count
+        yield of_batch(name, sp.csr_array(S).astype(np.float64), count, rng)
 
-        def time_of(one: Callable[..., Any], data: Any = data, b: Any = b) -> float:
-            f = jax.jit(lambda s: jax.vmap(one)(s * data, b))
-            return milliseconds(f)
 
-        row: Row = {"problem": name, "systems": count}
-        row["direct"] = time_of(lambda d, b, A=A: direct(A.with_data(d), b).x)
-        row["bicgstab"] = time_of(lambda d, b, A=A: bicgstab(A.with_data(d), b, rtol=1e-10).x)
-        if count * n * n < 2**28:
-            row["dense"] = time_of(lambda d, b, A=A: jnp.linalg.solve(A.with_data(d).todense(), b))
-        if "unknowns, tri" in name:
-            diagonals = [jnp.asarray(rng.uniform(low, low + 0.1, (count, n))) for low in (-1.0, 2.1, -1.0)]
-            lax_solve = jax.jit(
-                lambda s, d=diagonals, b=b: lax.linalg.tridiagonal_solve(*(s * a for a in d), b[..., None])
-            )
-            row["lax"] = milliseconds(lax_solve)
-        if is_cpu:
-            each = [sp.csc_array((d, S.indices, S.indptr), shape=S.shape) for d in np.asarray(data)]
-            rhs = np.asarray(b)
-            row["loop"] = milliseconds(
-                lambda s, each=each, b=rhs: [spla.spsolve(s * a, c) for a, c in zip(each, b, strict=True)]
-            )
-        yield row
+def of_batch(name: str, S: sp.csr_array, count: int, rng: np.random.Generator) -> Row:
+    A, n = jsf.from_scipy(S, "csr"), S.shape[0]
+    data = jnp.asarray(S.data * rng.uniform(0.95, 1.05, (count, S.nnz)))
+    b = jnp.asarray(rng.standard_normal((count, n)))
+
+    def time_of(one: Callable[..., Any]) -> float:
+        return milliseconds(jax.jit(lambda s: jax.vmap(lambda d, b: one(A.with_data(d), b))(s * data, b)))
+
+    row: Row = {"problem": name, "systems": count, "direct": time_of(lambda A, b: direct(A, b).x)}
+    row["bicgstab"] = time_of(lambda A, b: bicgstab(A, b, rtol=1e-10).x)
+    if count * n * n < 2**28:
+        row["dense"] = time_of(lambda A, b: jnp.linalg.solve(A.todense(), b))
+    if "unknowns, tri" in name:
+        low, main, up = (jnp.asarray(rng.uniform(a, a + 0.1, (count, n))) for a in (-1.0, 2.1, -1.0))
+        row["lax"] = milliseconds(jax.jit(lambda s: lax.linalg.tridiagonal_solve(s * low, s * main, up, b[..., None])))
+    if jax.default_backend() == "cpu":
+        each = [sp.csc_array((d, S.indices, S.indptr), shape=S.shape) for d in np.asarray(data)]
+        pairs = [*zip(each, np.asarray(b), strict=True)]
+        row["loop"] = milliseconds(lambda s: [spla.spsolve(s * a, c) for a, c in pairs])
+    return row
 
 
 def by_cudss(small: bool) -> Iterator[Row]:

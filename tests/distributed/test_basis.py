@@ -111,7 +111,7 @@ def test_a_device_receives_no_more_than_a_few_blocks_where_every_other_has_unkno
 def test_do_vectors_enter_and_leave_in_few_rounds_where_rows_grow_longer(devices):
     """Rows of 3 to 27 entries, so that many pieces of equal work lie at other distances from their even blocks."""
     cuts = row_partition.equal_nnz(2 * np.linspace(1, 13, 32 * devices).astype(int) + 1, devices)
-    spec, mesh = PartitionSpec("rows"), jax.sharding.AbstractMesh((devices,), ("rows",))
+    spec, mesh = PartitionSpec("rows"), jax.sharding.AbstractMesh((devices,), ("rows",), (jax.sharding.AxisType.Auto,))
     over = Distribution.of(jax.sharding.Mesh(np.resize(MESH.devices, devices), ("rows",)), "rows", np.diff(cuts))
     for source, target in ((over.even, over), (over, over.even)):
         moved = jax.shard_map(lambda x: recut(x, source, target), mesh=mesh, in_specs=spec, out_specs=spec)  # noqa: B023
