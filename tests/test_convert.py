@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from jax.experimental import sparse
 
 import jaxsparse_fmt as jsf
+from jaxsparse_fmt._aligned import aligned
 from jaxsparse_fmt.choose import tune
-from jaxsparse_fmt.formats.memory import aligned
 from solvers import cg, precond
 from tests.marks import deep
 from tests.process import printed

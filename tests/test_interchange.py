@@ -12,7 +12,7 @@ from jax.experimental import sparse
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt import interchange
-from jaxsparse_fmt.formats.memory import aligned
+from jaxsparse_fmt._aligned import aligned
 from tests.marks import few
 from tests.zoo import ALL, CASES, FIRST_LAYOUTS
 

@@ -13,10 +13,11 @@ import jax
 import numpy as np
 import scipy
 
+from jaxsparse_fmt._aligned import empty_aligned
 from jaxsparse_fmt._dtypes import index_dtype
 from jaxsparse_fmt._tracing import concrete, is_concrete, is_on_cpu, is_traced
 from jaxsparse_fmt._types import CORES, Csr
-from jaxsparse_fmt.formats import building, memory
+from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.csr import CSR
 from jaxsparse_fmt.kernels.cpu.over_rows import in_threads
 
@@ -136,7 +137,7 @@ def _by_pieces(piece: Callable[[int, int], Csr], S: Csr, count: int) -> Csr:
 
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:
-    whole = memory.empty_aligned((sum(a.size for a in parts),), parts[0].dtype)
+    whole = empty_aligned((sum(a.size for a in parts),), parts[0].dtype)
     return np.concatenate(parts, out=whole)
 
 

@@ -3,6 +3,8 @@
 The first use computes the index, and a table keeps it as long as the pattern's arrays live: 4 bytes per entry and 4 per
 stored place (8 from 2³¹ on). `data` and `with_data` are then one gather. Inside jit this holds for a matrix that the
 function closes over; if the matrix is an argument, its pattern is traced, and the program computes the index.
+
+On a CPU, NumPy computes what arrays at hand decide: XLA would take half a second to compile a program for every size.
 """
 
 from typing import Any, NamedTuple
@@ -15,9 +17,10 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from jaxsparse_fmt._aligned import empty_aligned
 from jaxsparse_fmt._arguments import as_floating
 from jaxsparse_fmt._dtypes import index_dtype, scipy_dtype
-from jaxsparse_fmt._tracing import by_size, is_concrete, is_on_cpu, is_traced
+from jaxsparse_fmt._tracing import by_size, concrete, is_concrete, is_on_cpu, is_traced
 from jaxsparse_fmt._types import Array, Csr, CsrArrays
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import Operator
@@ -35,6 +38,7 @@ class Index(NamedTuple):
 
 
 _kept = Kept(4096)
+TAKEN = 2**14  # places that NumPy takes at once: it copies their index in 64 bits, which then stays in a cache
 
 
 def of_values(A: Any) -> Index:
@@ -52,6 +56,20 @@ def ids(A: Any) -> tuple[Array, Array]:
     return _of_pattern(_ids, A)
 
 
+def at_hand(*trees: Any) -> bool:
+    """Whether all arrays are JAX's on one CPU of this process, and not traced: NumPy reads them without a copy."""
+    arrays = [a for a in jax.tree.leaves(trees) if not isinstance(a, np.ndarray)]
+    if not all([is_concrete(a) and is_on_cpu(a) and a.is_fully_addressable for a in arrays]):
+        return False
+    return len({d for a in arrays for d in a.devices()}) == 1
+
+
+def put(a: np.ndarray, like: Array) -> Array:
+    """`a`, which nobody changes afterwards, as an array of JAX on the device of `like`; compiles nothing."""
+    with concrete():
+        return jax.device_put(a, like.sharding if like.committed else None)
+
+
 def _of_pattern(make: Any, A: Any) -> Any:
     """make(A), or what an earlier call made for the same pattern."""
     leaves, tree = jax.tree.flatten(A)
@@ -61,13 +79,45 @@ def _of_pattern(make: Any, A: Any) -> Any:
         return make(A)
 
     def make_of_pattern() -> Any:
-        return make(jax.tree.unflatten(tree, [jnp.zeros(a.shape, bool) if a is values else a for a in leaves]))
+        return make(jax.tree.unflatten(tree, [np.zeros(a.shape, bool) if a is values else a for a in leaves]))
 
     return _kept.get((make, tree), arrays, make_of_pattern)
 
 
-@by_size
 def _index(A: Any) -> Index:
+    if not (A._stored._rises and at_hand(A)):
+        return _index_by_program(A)
+    number = np.arange(A.n_stored, dtype=index_dtype(A.n_stored))
+    own, (_, _, place) = _entries_on_host(A._with_values(number))
+    entry = np.full(A.n_stored, A.nnz, index_dtype(A.nnz))
+    entry[own] = np.arange(A.nnz)
+    arrays = (place, entry, own) if A._shares_places else (place, entry)
+    return Index(*_put_all(arrays, A))
+
+
+def _entries_on_host(A: Any) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
+    """The place of each entry of `data`, and its row, column and value: [nnz] each."""
+    found = A._places_on_host()
+    live = np.flatnonzero(found[1] < A.shape[1]) if A.nnz < A.n_stored else np.arange(A.n_stored)
+    own = live[sorted_on_host(found[0][live], A.shape[0])].astype(index_dtype(A.n_stored), copy=False)
+    return own, tuple(a[own] for a in found)
+
+
+def sorted_on_host(key: np.ndarray, n: int) -> np.ndarray:
+    """The stable order of keys from 0 to n - 1. SciPy counts if n is small, else NumPy sorts."""
+    number = np.arange(key.size + 1, dtype=index_dtype(key.size))
+    if n > 8 * key.size:
+        return np.argsort(key, kind="stable").astype(number.dtype)
+    return scipy.sparse.csr_array((number[:-1], key, number), shape=(key.size, n)).tocsc().data
+
+
+def _put_all(arrays: Any, A: Any) -> Any:
+    like = next(a for a in jax.tree.leaves(A) if isinstance(a, jax.Array))
+    return tuple(put(a, like) for a in arrays)
+
+
+@by_size
+def _index_by_program(A: Any) -> Index:
     numbered = _numbered(A)
     _, _, entry, place = numbered.entries()
     unshared = _by_entry(A, entry, numbered.values) if A._shares_places else None
@@ -86,12 +136,12 @@ def _numbered(A: Any) -> Any:
 
 def _transpose_index(A: Any) -> Index:
     _, col, ptr = A.csr_arrays()
-    if not (jax.default_backend() == "cpu" and is_concrete(col) and col.is_fully_addressable):
+    if not at_hand(col):
         return _transpose_index_by_sorting(col)
     place = by_column(np.asarray(col), np.asarray(ptr), A.shape).data
     entry = np.empty_like(place)
     entry[place] = np.arange(A.nnz)
-    return Index(jax.device_put(place), jax.device_put(entry))
+    return Index(put(place, col), put(entry, col))
 
 
 def by_column(indices: np.ndarray, indptr: np.ndarray, shape: tuple[int, int]) -> Any:
@@ -124,8 +174,15 @@ def sorted_by(key: Array, order: Array) -> Array:
     return lax.sort((key, order), num_keys=1)[1]
 
 
-@by_size
 def _ids(A: Any) -> tuple[Array, Array]:
+    if not (A._stored._rises and at_hand(A)):
+        return _ids_by_program(A)
+    _, (row, col, _) = _entries_on_host(A)
+    return _put_all((a.astype(np.int32, copy=False) for a in (row, col)), A)
+
+
+@by_size
+def _ids_by_program(A: Any) -> tuple[Array, Array]:
     row, col, entry, _ = A.entries()
     return _by_entry(A, entry, row.astype(jnp.int32)), _by_entry(A, entry, col.astype(jnp.int32))
 
@@ -134,7 +191,7 @@ def data(A: Any) -> Array:
     """The entries [nnz] in canonical order."""
     index = of_values(A)
     if index.unshared is not None:
-        return take(A.values, index.place)
+        return _taken(A.values, index.place) if at_hand(A.values, index) else take(A.values, index.place)
     return permuted(A.values, index.place, index.entry)
 
 
@@ -153,9 +210,18 @@ def shared_out(A: Any) -> Any:
     return A._with_values(A.values / jnp.maximum(count, 1).astype(A.dtype))
 
 
-@by_size
 def csr_arrays(A: Any) -> CsrArrays:
     """As `SparseMatrix.csr_arrays`."""
+    if not at_hand(A):
+        return _csr_by_program(A)
+    with concrete():
+        S = A.to_scipy()
+    arrays = S.data.astype(A.dtype, copy=False), S.indices, S.indptr.astype(index_dtype(A.nnz), copy=False)
+    return CsrArrays(*_put_all(arrays, A), A.shape)
+
+
+@by_size
+def _csr_by_program(A: Any) -> CsrArrays:
     row, col, entry, value = A.entries()
     if "perm" in vars(A):  # other formats do not renumber columns
         entry = _canonical(row, col, entry, A)
@@ -177,6 +243,21 @@ def to_scipy(A: Any) -> Csr:
     if A.nnz < A.n_stored:
         row, col, values = (a[col < A.shape[1]] for a in (row, col, values))
     return scipy.sparse.coo_array((values, (row, col)), shape=A.shape).tocsr()  # sorted: `in_basis` renumbers columns
+
+
+def diagonal(A: Any) -> Array:
+    """As `SparseMatrix.diagonal`."""
+    if A.n_stored == 0 or not at_hand(A):
+        return _diagonal_by_program(A)
+    with concrete():
+        return put(A._diagonal_on_host(), A.values)
+
+
+@by_size
+def _diagonal_by_program(A: Any) -> Array:
+    row, col, _, value = A.entries()
+    n = min(A.shape)
+    return jnp.zeros(n, A.dtype).at[jnp.where(row == col, row, n)].add(value, mode="drop")
 
 
 @by_size
@@ -226,7 +307,10 @@ def take(a: Array, index: Array) -> Array:
 
 
 def permuted(a: Array, index: Array, back: Array) -> Array:
-    """take(a, index); the transpose gathers by `back`, the inverse of `index`, where XLA's would add by atomics."""
+    """take(a, index); the transpose gathers by `back`, the inverse of `index`, where XLA's would add by atomics.
+
+    On a CPU, outside jit, NumPy gathers: it compiles nothing.
+    """
     if mesh_axes.are_explicit(a, index, back) or a.shape[0] == 0:
         return take(a, index)
     return permuted_p.bind(*mesh_axes.varying((a, index, back)))
@@ -241,6 +325,22 @@ def _permuted(a: Array, index: Array, back: Array) -> Array:
     del back
     index = lax.optimization_barrier(index)
     return a.at[..., index].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+
+
+def _permuted_at_once(a: Array, index: Array, back: Array) -> Array:
+    return _taken(a, index) if at_hand(a, index) else _permuted(a, index, back)
+
+
+def _taken(a: Array, index: Array) -> Array:
+    """By NumPy, for an index that contains every place of `a` at most once."""
+    values, place, n = np.asarray(a), np.asarray(index), a.shape[-1]
+    taken = empty_aligned((*a.shape[:-1], *place.shape), a.dtype)
+    for begin in range(0, place.size, TAKEN):
+        some = slice(begin, begin + TAKEN)
+        taken[..., some] = values.take(place[some], -1, mode="clip")
+    if place.size > n:
+        taken[..., place >= n] = 0
+    return put(taken, a)
 
 
 def _permuted_jvp(primals, tangents):
@@ -269,7 +369,7 @@ def _permuted_lower(ctx, *operands):
     return mlir.lower_fun(_permuted, multiple_results=False)(jax_versions.bare(ctx), *operands)
 
 
-permuted_p.def_impl(_permuted)
+permuted_p.def_impl(_permuted_at_once)
 permuted_p.def_abstract_eval(_permuted_abstract)
 ad.primitive_jvps[permuted_p] = _permuted_jvp
 ad.primitive_transposes[permuted_p] = _permuted_transpose

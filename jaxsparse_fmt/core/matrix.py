@@ -48,6 +48,7 @@ class SparseMatrix(OnOneDevice, Faces):
     _sized_by_nnz: ClassVar[bool] = False  # the size of every array follows from nnz
     _in_order: ClassVar[bool] = False  # `values` are `data`
     _shares_places: ClassVar[bool] = False  # several entries may lie in one place
+    _rises: ClassVar[bool] = True  # the places of a row's entries rise in the order of `data`
     _transposes: ClassVar[bool] = False  # a kernel computes its transposed product, without scatter-adds
 
     # -------------------------------------------------------------------------------------- what a format defines
@@ -243,12 +244,17 @@ class SparseMatrix(OnOneDevice, Faces):
 
     # ------------------------------------------------------------------------------------------------- conversions
 
-    @jax.jit
     def diagonal(self) -> Array:
         """The main diagonal [min(rows, columns)], zero where nothing is stored."""
-        row, col, _, value = self.entries()
-        n = min(self.shape)
-        return jnp.zeros(n, self.dtype).at[jnp.where(row == col, row, n)].add(value, mode="drop")
+        return entry_index.diagonal(self)
+
+    def _diagonal_on_host(self) -> np.ndarray:
+        """`diagonal`, by NumPy."""
+        row, col, values = self._places_on_host()
+        found = np.zeros(min(self.shape), self.dtype)
+        on = np.flatnonzero((row == col) & (col < found.size))  # padding has column n_cols, and any row
+        found[row[on]] = values[on]
+        return found
 
     @functools.partial(jax.jit, static_argnames="max_bytes")
     def todense(self, *, max_bytes: float = MAX_DENSE_BYTES) -> Array:

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxsparse_fmt._aligned import aligned
 from jaxsparse_fmt._arguments import whole_number
 from jaxsparse_fmt._dtypes import index_dtype, x64_enabled
 from jaxsparse_fmt._pytrees import pytree
@@ -215,7 +216,7 @@ def csr_arrays(csr: Csr, dtype: Any) -> tuple[jax.Array, ...]:
     if namespace(csr.data) is not np:
         return tuple(jnp.asarray(a, kind) for a, kind in arrays)
     if puts_on_cpu():  # an array of JAX's on a CPU may share NumPy's memory
-        return on_device([memory.aligned(a, kind) for a, kind in arrays])
+        return on_device([aligned(a, kind) for a, kind in arrays])
     return jax.block_until_ready(on_device([np.asarray(a, kind) for a, kind in arrays]))
 
 
@@ -263,7 +264,7 @@ def on_device(a: Any) -> Any:
         return a
     if not jax.sharding.get_abstract_mesh().empty:
         return jax.tree.map(jnp.asarray, a)
-    return jax.device_put(jax.tree.map(memory.aligned, a) if puts_on_cpu() else a)
+    return jax.device_put(jax.tree.map(aligned, a) if puts_on_cpu() else a)
 
 
 def made(cls: type[Format], csr: Csr, target: Target, values: Any, **fields: Any) -> Format:

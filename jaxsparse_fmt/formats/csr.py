@@ -12,6 +12,9 @@ warp. The loads of one thread a row (CSRS) do not coalesce.
 
 from typing import Self
 
+import numpy as np
+import scipy
+
 from jaxsparse_fmt._types import Csr, CsrArrays, Target
 from jaxsparse_fmt.formats import building, footprint
 from jaxsparse_fmt.formats.base import Array, ByRule, ColumnIndex, Pointer, storage_format
@@ -42,6 +45,11 @@ class CSR(ByRule):
 
     def csr_arrays(self) -> CsrArrays:
         return CsrArrays(self.data, self.col_idx, self.row_ptr, self.shape)
+
+    def _diagonal_on_host(self) -> np.ndarray:
+        if self.dtype.itemsize == 2:  # which SciPy lacks
+            return super()._diagonal_on_host()
+        return scipy.sparse.csr_array(tuple(map(np.asarray, self.csr_arrays())), shape=self.shape).diagonal()
 
     def to_scipy(self) -> Csr:
         return self.csr_arrays().to_scipy()

@@ -101,6 +101,7 @@ class CSR5(ByEntries):
 
     name = "csr5"
     layout_options = ("tile_shape", "hot", "keep_sums")
+    _rises = False
 
     @property
     def _arrays(self) -> dict[str, Array]:

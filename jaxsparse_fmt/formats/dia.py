@@ -34,7 +34,8 @@ from jax.core import Tracer
 from jaxsparse_fmt._dtypes import index_dtype
 from jaxsparse_fmt._tracing import is_traced, standard_promotion
 from jaxsparse_fmt._types import Csr, Target
-from jaxsparse_fmt.core.kept import at_once
+from jaxsparse_fmt.core.entry_index import at_hand, put
+from jaxsparse_fmt.core.kept import Kept
 from jaxsparse_fmt.formats import building, footprint, statistics
 from jaxsparse_fmt.formats.base import AnyShards, Array, ByRule, Offset, Start, host_places, places_of, storage_format
 from jaxsparse_fmt.kernels import sddmm, spmv, spmv_cpu
@@ -130,13 +131,23 @@ class DIA(ByRule):
         return *places_of(self, *self._in_place), _read(self)
 
     def _places_on_host(self) -> tuple[np.ndarray, ...]:
-        return *host_places(*self._in_place), np.asarray(_read(self))
+        row, col = host_places(*self._in_place)
+        place = (np.asarray(self.start)[:, None] + np.arange(self.shape[0])).reshape(-1)
+        return row, col, take(np.asarray(self.values), place)
+
+    def _diagonal_on_host(self) -> np.ndarray:
+        found = np.zeros(min(self.shape), self.dtype)
+        for place in np.asarray(self.start)[np.asarray(self.offsets) == 0]:
+            found[:] = np.asarray(self.values)[place : place + found.size]
+        return found
 
     def _refilled(self, values: Array) -> Self:
-        def in_place() -> Array:
-            return _starts_in_place(self.start, self.shape[0])
-
-        start = in_place() if isinstance(self.start, Tracer) else at_once(in_place, [self.start])
+        start, n_rows = self.start, self.shape[0]
+        if isinstance(start, Tracer):
+            start = _starts_in_place(start, n_rows)
+        elif not (start.is_fully_addressable and np.array_equal(start, n_rows * np.arange(start.shape[-1]))):
+            # One array for all values: what is kept for a pattern is found by its arrays.
+            start = _starts.get(n_rows, [start], lambda: _starts_in_place(self.start, n_rows))
         return dataclasses.replace(self, values=values, start=start)
 
     @classmethod
@@ -244,9 +255,13 @@ def _placed(csr: Csr, offsets: Array, dtype: np.dtype, longest: int, has_holes: 
     return values, jnp.packbits(present, bitorder="little") if has_holes else None
 
 
-@functools.partial(jax.jit, static_argnums=1)
+_starts = Kept(4096)
+
+
 def _starts_in_place(start: Array, n_rows: int) -> Array:
     """The `start` that points every diagonal to its own places; of stacked matrices, too."""
+    if at_hand(start):
+        return put((0 * np.asarray(start) + n_rows * np.arange(start.shape[-1])).astype(start.dtype), start)
     return 0 * start + n_rows * jnp.arange(start.shape[-1], dtype=start.dtype)
 
 

@@ -1,16 +1,13 @@
-"""The device on which arrays lie, or on which JAX puts them, its free memory, and NumPy's memory that JAX takes."""
+"""The device on which arrays lie, or on which JAX puts them, and its free memory."""
 
 import contextlib
-import math
 import operator
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 from jax.core import Tracer
 
-ALIGNMENT = 64  # of an address in bytes, for JAX on a CPU to take an array without a copy
 MEMINFO = Path("/proc/meminfo")
 GROUP = Path("/sys/fs/cgroup")  # of this process inside a container, if version 2 is mounted
 
@@ -61,23 +58,3 @@ def _file_cache() -> int:
         stat = dict(line.split() for line in (GROUP / "memory.stat").read_text().splitlines())
         return int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
     return 0
-
-
-def aligned(a: np.ndarray, dtype: Any = None) -> np.ndarray:
-    """The array, or a copy (always in a given dtype), that JAX on a CPU takes as it is.
-
-    JAX's own copy, without huge pages, takes 5 × the time.
-    """
-    if dtype is None and a.ctypes.data % ALIGNMENT == 0:
-        return a
-    copy = empty_aligned(a.shape, a.dtype if dtype is None else dtype)
-    copy[...] = a
-    return copy
-
-
-def empty_aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """As `np.empty`, at an address that JAX on a CPU takes."""
-    nbytes = math.prod(shape) * np.dtype(dtype).itemsize
-    octets = np.empty(nbytes + ALIGNMENT, np.uint8)
-    begin = -octets.ctypes.data % ALIGNMENT
-    return octets[begin : begin + nbytes].view(dtype).reshape(shape)

@@ -12,6 +12,7 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
+from jaxsparse_fmt._aligned import aligned
 from jaxsparse_fmt._types import CsrArrays
 from jaxsparse_fmt.algebra import by_scipy, patterns, plans
 from jaxsparse_fmt.core.kept import Kept
@@ -184,7 +185,7 @@ def test_does_a_function_of_plans_compile_once_for_two_patterns_of_one_size(name
 @pytest.mark.parametrize("use", [lambda A: A[:], lambda A: A[..., :], lambda A: A + A, jsf.tril], ids="abcd")
 def test_does_writing_in_numpys_arrays_of_a_matrix_change_no_result(use):
     """The copies may be written, and lie where JAX on a CPU takes them as they are."""
-    A = jax.tree.map(lambda a: memory.aligned(np.asarray(a), a.dtype), jsf.from_scipy(S, "csr"))
+    A = jax.tree.map(lambda a: aligned(np.asarray(a), a.dtype), jsf.from_scipy(S, "csr"))
     result, before = use(A), use(jsf.from_scipy(S, "csr")).todense()
     for a in jax.tree.leaves(A):
         a[...] = 0

@@ -13,7 +13,7 @@ import jaxsparse_fmt as jsf
 from jaxsparse_fmt.core import entry_index
 from tests.lowering import operations
 from tests.marks import few
-from tests.zoo import CASES, FIRST_LAYOUTS, Layout
+from tests.zoo import ALL, CASES, FIRST_LAYOUTS, Layout
 
 S = CASES["irregular"].scipy().tocsr()
 SYMMETRIC = jsf.gallery.poisson(4)
@@ -66,6 +66,39 @@ def test_is_an_index_that_is_first_asked_for_inside_jit_usable_outside():
     np.testing.assert_allclose(inside(np.ones(61)), 61)
     np.testing.assert_array_equal(A.data, S.data)
     np.testing.assert_array_equal(jax.vmap(lambda d: A.with_data(d).data)(np.ones((2, 61))), 1)
+
+
+def matrices():
+    for layout in FIRST_LAYOUTS:
+        yield layout.of(ALL.scipy())
+    yield Layout("pjds").of(CASES["even_rows"].scipy()).in_basis
+    yield jsf.from_scipy(SYMMETRIC, "dia")
+
+
+@pytest.mark.parametrize("A", few(matrices(), 3), ids=lambda A: A.name)
+def test_does_numpy_find_the_index_that_the_program_of_a_traced_pattern_finds(A):
+    for host, program in (
+        (entry_index._index, entry_index._index_by_program),
+        (entry_index._ids, entry_index._ids_by_program),
+    ):
+        for found, wanted in zip(host(A), program(A), strict=True):
+            assert getattr(found, "dtype", None) == getattr(wanted, "dtype", None)
+            np.testing.assert_array_equal(found, wanted)
+
+
+def test_entries_of_a_new_size_compile_nothing_on_a_cpu(compiled):
+    """Nothing else in this process has arrays of this size."""
+    S = sp.csr_array(sp.diags_array([1.0, 2.0, 5.0, 2.0, 1.0], offsets=[-40, -1, 0, 1, 40], shape=(1231, 1231)))
+    A = jsf.from_scipy(S, "dia")
+    before = compiled()
+    B = A.with_data(2 * np.asarray(A.data))
+    C = B.with_data(np.asarray(A.data))
+    arrays = A.row_ids, A.col_ids, A.csr_arrays().indptr, A.diagonal(), C.data
+    assert compiled() == before
+    start, again, shared = (vars(M)["start"] for M in (B, C, A))
+    assert start is again is not shared
+    for got, wanted in zip(arrays, (*S.nonzero(), S.indptr, S.diagonal(), S.data), strict=True):
+        np.testing.assert_array_equal(got, wanted)
 
 
 # ------------------------------------------------------------------------------------------ gradients of a whole matrix

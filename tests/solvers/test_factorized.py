@@ -13,7 +13,7 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
-from jaxsparse_fmt.formats import memory
+from jaxsparse_fmt._aligned import aligned
 from solvers import SolverError, Status, direct, factorized, gmres, refine, superlu
 from solvers.precond import ilu
 from tests.lowering import quick_jit
@@ -255,7 +255,7 @@ def test_is_the_residual_norm_that_of_x_wherever_the_dtype_holds_it(solve, dtype
 
 def test_do_kept_factors_follow_an_array_that_changes():
     """JAX on a CPU takes an aligned array of NumPy as it is."""
-    own = jax.tree.map(lambda a: memory.aligned(np.array(a)), A)
+    own = jax.tree.map(lambda a: aligned(np.array(a)), A)
     F = factorized(own)
     own.values[...] *= 2
     sol = F.solve(RHS)
