@@ -83,12 +83,11 @@ class DIA(ByRule):
         return S if S.nnz == self.nnz else super().to_scipy()  # SciPy leaves zeros out
 
     def _native_face(self, face: str, a: Array, b: Array) -> Array | None:
-        if face == "outer":
-            return None
         offsets, start, shape = self.offsets, self.start, self.shape
         if face == "transposed":
             offsets, start, shape = -offsets, start - offsets, shape[::-1]
-        return spmv_cpu.product_of_diagonals(a, b, offsets, start, self.pattern, self.reads_pattern, shape)
+        face = "outer" if face == "outer" else "product"
+        return spmv_cpu.of_diagonals(face, a, b, offsets, start, self.pattern, self.reads_pattern, shape)
 
     def _transposed_face(self, values: Array, y: Array, backend: str) -> Array:
         n_rows, n_cols = self.shape

@@ -26,6 +26,7 @@ import numpy as np
 from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.formats import building, footprint, statistics
 from jaxsparse_fmt.formats.base import Array, ByRule, ColumnIndex, Pointer, ZeroPadded, padded_with, storage_format
+from jaxsparse_fmt.kernels import spmv_cpu
 from jaxsparse_fmt.kernels.layout.columns import PADDING, Delta, Explicit
 
 Difference = Annotated[Array, padded_with(lambda A: PADDING)]  # between a column and the least column of its chunk
@@ -57,6 +58,13 @@ class SELL(ByRule):
             return self
         col_idx = self._rule.col_idx(self._arrays) if self.n_stored else jnp.zeros(0, jnp.int32)
         return dataclasses.replace(self, delta=None, col_base=None, col_idx=col_idx)
+
+    def _native_face(self, face: str, a: Array, b: Array) -> Array | None:
+        if face != "outer":
+            return None
+        y = a if self.perm is None else a.at[:, self.perm].get(mode="promise_in_bounds")
+        columns = self._rule.col_idx(self._arrays)
+        return spmv_cpu.outer_of_slices(y, b, self.slice_ptr, columns, self.slice_size)
 
     @classmethod
     def from_csr(cls, csr: Csr, target: Target, *, slice_size: int = 128, sigma: int = 1) -> Self:

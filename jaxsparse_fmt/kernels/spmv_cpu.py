@@ -41,25 +41,49 @@ def of_rows(
     return jnp.sum(out, axis=1) if out is not None and face == "transposed" else out
 
 
-def product_of_diagonals(
-    values: Array,  # [b, n_stored]
+def outer_of_slices(
+    y: Array,  # [b, n_rows, p], in the order of storage
     x: Array,  # [b, n_cols, p]
+    slice_ptr: Array,  # [n_slices + 1]
+    col_idx: Array,  # [n_stored], n_cols or more in padding
+    slice_size: int,
+) -> Array | None:  # [b, n_stored]
+    """The outer product of a matrix in slices."""
+    (batch, n_rows, p), n_cols, n_stored = y.shape, x.shape[1], col_idx.shape[0]
+    return ffi.call(
+        "outer slices",
+        *(y, x, col_idx, slice_ptr, col_idx),
+        (batch, n_stored),
+        n_rows=n_rows,
+        n_cols=n_cols,
+        n_places=n_stored,
+        most=n_stored,
+        p=p,
+        masked=slice_size,
+        pieces=_pieces(n_stored * p),
+    )
+
+
+def of_diagonals(
+    face: str,  # "product" or "outer"
+    a: Array,  # the operands of the face, as in `spmv.py`
+    b: Array,
     offsets: Array,  # [diagonals]
     start: Array,  # [diagonals]: entry d of row r lies at start[d] + r
     pattern: Array | None,  # as in `columns.py`, and whether its bits are read
     reads_pattern: bool,
     shape: tuple[int, int],
 ) -> Array | None:
-    """A·x of a matrix in whole diagonals."""
-    (batch, _, p), (n_rows, n_cols) = x.shape, shape
-    masked = 0 if pattern is None else 2 if reads_pattern else 1
+    """A face of a matrix in whole diagonals."""
+    (batch, _, p), (n_rows, n_cols), n_stored = b.shape, shape, offsets.shape[0] * max(shape[0], 1)
+    masked = 0 if pattern is None else 2 if reads_pattern or face == "outer" else 1
     return ffi.call(
-        "product diagonals",
-        *(values, x, offsets, start, offsets if pattern is None else pattern),
-        (batch, n_rows, p),
+        f"{face} diagonals",
+        *(a, b, offsets, start, offsets if pattern is None else pattern),
+        (batch, n_rows, p) if face == "product" else (batch, n_stored),
         n_rows=n_rows,
         n_cols=n_cols,
-        n_places=values.shape[1],
+        n_places=a.shape[1] if face == "product" else n_stored,
         p=p,
         masked=masked,
         pieces=_pieces((offsets.shape[0] + 1) * n_rows * p),

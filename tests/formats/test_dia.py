@@ -57,7 +57,7 @@ def faces(A, X, Y):
 
 
 @every_matrix
-@pytest.mark.parametrize("backend", ["xla", "interpret"])
+@pytest.mark.parametrize("backend", ["xla", "interpret", "numba"])
 def test_products_and_derivatives_are_those_of_all_entries(name, backend, rng):
     S = MATRICES[name]
     A = jsf.from_scipy(S, "dia", backend=backend)

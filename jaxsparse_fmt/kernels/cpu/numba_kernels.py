@@ -230,6 +230,27 @@ def outer_rows(o, piece, pieces):
 
 
 @compiled
+def outer_slices(o, piece, pieces):
+    """Σ_p y[row, p]·x[col, p] at the places of the slices of a piece; `masked` is the number of rows of a slice."""
+    n_slices = np.int64(o.n_ptr) - 1
+    first, last = U(n_slices * piece // pieces), U(n_slices * (piece + 1) // pieces)
+    begin = _place_of(o, first)
+    for s in range(first, last):
+        end = _place_of(o, s + U(1))
+        while begin < end:  # the entries j of all rows of the slice
+            row = s * o.masked
+            for k in range(begin, min(begin + o.masked, end)):
+                c = U(np.uint32(o.columns[k]))
+                o.out[k] = _inner(o, row, c) if c < o.n_cols and row < o.n_rows else o.zero
+                row += U(1)
+            begin += o.masked
+        begin = end
+    if piece == pieces - 1:
+        for k in range(begin, o.n_places):
+            o.out[k] = o.zero
+
+
+@compiled
 def solved_rows(o, piece, pieces):
     """y of (I + N)·y = x for a strictly triangular N.
 
@@ -312,3 +333,38 @@ def product_diagonals(o, piece, pieces):
                 _add_run(o, U(place + begin), U(begin), U(begin + offset), U(end - begin), tested)
         tested = not (tested or o.masked == U(0) or _finite(o, U(row) * o.p, U(stop) * o.p))
         row = row if tested else stop
+
+
+@compiled
+def outer_diagonals(o, piece, pieces):
+    """Σ_p y[row, p]·x[col, p] at the places of the rows of a piece, the sum over all entries that share a place.
+
+    A diagonal d is stored in its own places, from n_rows·d on, or in those of its image, whose row is its column.
+    """
+    n_rows, n_cols = np.int64(o.n_rows), np.int64(o.n_cols)
+    row, last = n_rows * piece // pieces, n_rows * (piece + 1) // pieces
+    while row < last:
+        stop = min(row + DIAGONAL_ROWS, last)
+        for d in range(o.n_ptr):
+            for k in range(U(d * o.n_rows) + U(row), U(d * o.n_rows) + U(stop)):
+                o.out[k] = o.zero
+        for d in range(o.n_ptr):
+            offset, start = np.int64(o.columns[d]), np.int64(o.ptr[d])
+            shift = np.int64(0) if start == np.int64(d) * n_rows else offset
+            begin, end = max(row - shift, np.int64(0), -offset, -start), min(stop - shift, n_rows, n_cols - offset)
+            end = min(end, np.int64(o.n_places) - start)
+            if begin < end:
+                _sample_run(o, U(start + begin), U(begin), U(begin + offset), U(end - begin))
+        row = stop
+
+
+@compiled
+def _sample_run(o, place, row, column, count):
+    """Adds the products of `count` entries of a diagonal to their places."""
+    if o.masked == U(0):
+        for i in range(count):
+            o.out[place + i] += _inner(o, row + i, column + i)
+        return
+    for i in range(count):
+        if not _is_hole(o, place + i, o.zero):
+            o.out[place + i] += _inner(o, row + i, column + i)

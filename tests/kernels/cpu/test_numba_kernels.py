@@ -104,6 +104,20 @@ def test_any_cut_into_pieces_gives_every_row_once(lengths, name, p, pieces):
             )
 
 
+@pytest.mark.parametrize("pieces", [1, 3])
+@pytest.mark.parametrize("name", ["dia", "sell"])
+def test_a_sampled_product_in_pieces_is_dense_arithmetic_and_zero_in_padding(name, pieces, rng, monkeypatch):
+    monkeypatch.setattr(spmv_cpu, "_pieces", lambda *_: pieces)
+    S = irregular(29, 23, 3, rng) if name == "sell" else sp.csr_array(sp.diags_array([1.0, 0, 2], offsets=[-7, 0, 2]))
+    A = jsf.from_scipy(S, name, **({"slice_size": 4, "sigma": 8} if name == "sell" else {}))
+    Y, X = rng.standard_normal((S.shape[0], 2)), rng.standard_normal((S.shape[1], 2))
+    values = A._without_values._native_face("outer", jnp.asarray(Y)[None], jnp.asarray(X)[None])
+    assert values is not None
+    data = A._with_values(values[0]).data
+    np.testing.assert_allclose(data, np.sum(Y[S.nonzero()[0]] * X[S.indices], axis=1), atol=1e-12)
+    np.testing.assert_allclose(np.sum(np.abs(values)), np.sum(np.abs(data)))
+
+
 # ------------------------------------------------------------------------------------------------------------- the bits
 
 
