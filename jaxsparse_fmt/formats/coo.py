@@ -6,7 +6,7 @@
          ⎣ . . . . ⎦
 
 Bytes: nnz·(value + 8). A product adds as CSR's product does, after a pass that makes row pointers: atomics would add
-in no fixed order.
+in no fixed order. On a CPU no pass is needed.
 """
 
 from typing import Self
@@ -19,6 +19,7 @@ from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.base import Array, ByEntries, ColumnIndex, RowIndex, storage_format
 from jaxsparse_fmt.formats.csr import csr_product
+from jaxsparse_fmt.kernels import spmv_cpu
 from jaxsparse_fmt.kernels.layout.address import row_pointers
 
 
@@ -34,6 +35,9 @@ class COO(ByEntries):
     def _product_face(self, values: Array, x: Array, backend: str) -> Array:
         row_ptr = row_pointers(self.row_idx, self.shape[0])
         return csr_product(values, x, row_ptr, self.col_idx, self.shape, backend)
+
+    def _native_face(self, face: str, a: Array, b: Array) -> Array | None:
+        return spmv_cpu.of_rows(face, a, b, self.row_idx, self.col_idx, self.shape, "coordinates")
 
     def entries(self) -> tuple[Array, Array, Array, Array]:
         return self.row_idx, self.col_idx, jnp.arange(self.n_stored, dtype=index_dtype(self.nnz)), self.values

@@ -6,7 +6,7 @@
          ⎣ . . . . ⎦
 
 Bytes: nnz·(value + 4) + 4·(n_cols + 1). Its transposed product runs CSR's kernel and is
-bit-reproducible; its product scatters.
+bit-reproducible; its product scatters, on a CPU as CSR's transposed product does.
 """
 
 from typing import Self
@@ -21,7 +21,7 @@ from jaxsparse_fmt.core import entry_index
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.base import Array, ByEntries, Pointer, RowIndex, storage_format
 from jaxsparse_fmt.formats.csr import csr_product
-from jaxsparse_fmt.kernels import coordinates
+from jaxsparse_fmt.kernels import coordinates, spmv_cpu
 from jaxsparse_fmt.kernels.layout.address import expand_ptr, when_run
 
 
@@ -41,6 +41,12 @@ class CSC(ByEntries):
 
     def _transposed_face(self, values: Array, y: Array, backend: str) -> Array:
         return csr_product(values, y, self.col_ptr, self.row_idx, self.shape[::-1], backend)
+
+    def _native_face(self, face: str, a: Array, b: Array) -> Array | None:
+        """By CSR's kernels of the transpose."""
+        a, b = (b, a) if face == "outer" else (a, b)
+        face = {"product": "transposed", "transposed": "product", "outer": "outer"}[face]
+        return spmv_cpu.of_rows(face, a, b, self.col_ptr, self.row_idx, self.shape[::-1])
 
     @standard_promotion
     def entries(self) -> tuple[Array, Array, Array, Array]:

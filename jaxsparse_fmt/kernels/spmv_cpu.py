@@ -18,23 +18,24 @@ def of_rows(
     face: str,  # "product", "transposed" or "outer"
     a: Array,  # the operands of the face, as in `spmv.py`
     b: Array,
-    row_ptr: Array,  # [n_rows + 1]
+    row_ptr: Array,  # [n_rows + 1]; of "coordinates" the row of each place [n_stored], rising, n_rows in padding
     col_idx: Array,  # [n_stored]
     shape: tuple[int, int],
+    kind: str = "rows",
 ) -> Array | None:
-    """A face of a matrix in CSR."""
+    """A face of a matrix in CSR ("rows") or COO ("coordinates")."""
     (batch, _, p), (n_rows, n_cols), n_stored = b.shape, shape, col_idx.shape[0]
     work = (n_stored + n_rows) * p
     pieces = _copies(work, n_stored, n_cols) if face == "transposed" else _pieces(work)
     result = {"product": (n_rows, p), "transposed": (pieces, n_cols, p), "outer": (n_stored,)}[face]
     out = ffi.call(
-        "columns rows" if face == "product" and p > 1 else f"{face} rows",
+        "columns rows" if face == "product" and p > 1 and kind == "rows" else f"{face} {kind}",
         *(a, b, col_idx, row_ptr, col_idx),
         (batch, *result),
         n_rows=n_rows,
         n_cols=n_cols,
         n_places=n_stored,
-        most=n_stored,
+        most=n_stored if kind == "rows" else -1,
         p=p,
         pieces=pieces,
     )

@@ -20,6 +20,7 @@ SIZES = (
 KINDS = (
     *("product rows", "columns rows", "transposed rows", "outer rows", "product diagonals", "solved rows"),
     *("solved bands", "factored lanes", "solved lanes", "outer slices", "outer diagonals"),
+    *("product coordinates", "transposed coordinates", "outer coordinates"),
 )
 LANES = 8  # systems that a kernel factors side by side: 64 bytes of float64, a line of the cache
 FLOATS = tuple(map(np.dtype, ("float32", "float64", "complex64", "complex128")))

@@ -19,11 +19,11 @@ from jaxsparse_fmt.kernels.cpu import ffi
 from tests.lowering import lowered
 from tests.oracle import assert_close, assert_product
 from tests.process import printed
-from tests.zoo import CASES
+from tests.zoo import CASES, Layout
 
 pytest.importorskip("numba")
 
-NATIVE = ["csr", "dia"]
+NATIVE = ["csr", "dia", "coo", "csc"]
 
 
 def irregular(n_rows: int, n_cols: int, mean: int, rng) -> sp.csr_array:
@@ -53,7 +53,7 @@ def calls(f, *args) -> int:
 
 @pytest.mark.parametrize("name", NATIVE)
 def test_a_large_product_runs_in_kernels_and_is_right(name, rng):
-    S = large() if name == "csr" else jsf.gallery.poisson(24)
+    S = jsf.gallery.poisson(24) if name == "dia" else large()
     A, x, y = jsf.from_scipy(S, name), rng.standard_normal(S.shape[1]), rng.standard_normal(S.shape[0])
     program = jax.jit(lambda A, x, y: (A @ x, A.T @ y)).lower(A, x, y)
     assert program.as_text().count(f"@{ffi.TARGET}") == 2
@@ -77,7 +77,7 @@ def test_pointers_may_have_64_bits_and_columns_may_be_padding(rng):
 @settings(max_examples=10, deadline=None)
 @given(
     st.lists(st.integers(0, 12), min_size=1, max_size=40),
-    st.sampled_from(["csr", "dia"]),
+    st.sampled_from(NATIVE),
     st.integers(1, 3),
     st.integers(1, 9),
 )
@@ -97,19 +97,18 @@ def test_any_cut_into_pieces_gives_every_row_once(lengths, name, p, pieces):
         v, x, y = A.values[None], jnp.asarray(X)[None], jnp.asarray(Y)[None]
         assert_product(A._without_values._native_face("product", v, x)[0], dense, X)
         assert_product(A._without_values._native_face("transposed", v, y)[0], dense.T, Y)
-        if name == "csr":
-            sampled = np.asarray(A._without_values._native_face("outer", y, x)[0])
-            np.testing.assert_allclose(
-                sampled, (Y @ X.T)[np.repeat(np.arange(len(lengths)), lengths), S.indices], atol=1e-12
-            )
+        sampled = A._with_values(A._without_values._native_face("outer", y, x)[0]).data
+        row = np.repeat(np.arange(len(lengths)), lengths)
+        np.testing.assert_allclose(sampled, (Y @ X.T)[row, S.indices], atol=1e-12)
 
 
 @pytest.mark.parametrize("pieces", [1, 3])
-@pytest.mark.parametrize("name", ["dia", "sell"])
+@pytest.mark.parametrize("name", ["dia", "sell", "coo", "csc"])
 def test_a_sampled_product_in_pieces_is_dense_arithmetic_and_zero_in_padding(name, pieces, rng, monkeypatch):
     monkeypatch.setattr(spmv_cpu, "_pieces", lambda *_: pieces)
-    S = irregular(29, 23, 3, rng) if name == "sell" else sp.csr_array(sp.diags_array([1.0, 0, 2], offsets=[-7, 0, 2]))
-    A = jsf.from_scipy(S, name, **({"slice_size": 4, "sigma": 8} if name == "sell" else {}))
+    options = (("slice_size", 4), ("sigma", 8)) if name == "sell" else ()
+    S = irregular(29, 23, 3, rng) if name != "dia" else sp.csr_array(sp.diags_array([1.0, 0, 2], offsets=[-7, 0, 2]))
+    A = Layout(name, options).of(S)
     Y, X = rng.standard_normal((S.shape[0], 2)), rng.standard_normal((S.shape[1], 2))
     values = A._without_values._native_face("outer", jnp.asarray(Y)[None], jnp.asarray(X)[None])
     assert values is not None
