@@ -24,6 +24,8 @@ from jaxsparse_fmt.core.transposed import Transposed
 from jaxsparse_fmt.formats import building, memory
 
 _kept, _digests = Kept(16), Kept(1024)
+FULL = 2**20  # products of two entries, from which a list takes longer to make than a program to compile
+DENSE_TERMS = 128  # of a dense product, which take the time of one product of a list
 
 
 def check(operation: str, *operands: Any) -> None:
@@ -166,6 +168,18 @@ def listed(a: Csr, b: Csr) -> tuple[Csr, Any, Any, Any]:
     row = np.repeat(np.arange(a.shape[0], dtype=np.int32), np.diff(before[a.indptr]))
     c, first, order = grouped(row, b.indices[right], (a.shape[0], b.shape[1]))
     return c, first, left[order], right[order].astype(np.int32, copy=False)
+
+
+def nearly_full(a: Csr, b: Csr) -> Csr | None:
+    """The pattern of a·b, if dense arrays multiply in less time and memory than a list of products takes; on a host."""
+    if building.namespace(a.indptr) is not np:
+        return None
+    products = int(np.sum(np.diff(b.indptr)[a.indices], dtype=np.int64))
+    (n, k), m = a.shape, b.shape[1]
+    if products < FULL or n * k * m > DENSE_TERMS * products or n * k + k * m + n * m > products:
+        return None
+    S = by_scipy.sorted_rows(with_data(a, np.ones(a.nnz, bool)) @ with_data(b, np.ones(b.nnz, bool)))
+    return csr(S.indptr, S.indices, S.shape)
 
 
 def united(a: Csr, b: Csr, shared: bool = False) -> tuple[Csr, Any, Any]:

@@ -11,6 +11,7 @@ If the values are at hand on the host, SciPy computes them with the pattern, and
 """
 
 import dataclasses
+import math
 import operator
 from typing import Any
 
@@ -29,6 +30,8 @@ from jaxsparse_fmt.core.faces import Absent
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.csr import CSR, threads_for
+from jaxsparse_fmt.kernels.coordinates import accumulator
+from jaxsparse_fmt.kernels.layout.address import when_run
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -96,6 +99,25 @@ class Product(Plan):
 
     def _of(self, a: Array, b: Array) -> SparseMatrix:
         return self.result.with_data(_sums(self.terms, take(b, self.right), a))
+
+
+@pytree
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class DenseProduct(Plan):
+    """A @ B by dense arrays, of matrices so full that the list of products would take more time and memory.
+
+    An entry that is not finite also makes those entries of its row or column NaN to which it should add nothing.
+    """
+
+    row: Array  # [nnz of the result]
+    column: Array  # [nnz of the result]
+
+    def __call__(self, A: Any, B: Any) -> SparseMatrix:
+        self._check(A, B)
+        dtype = jnp.result_type(A.dtype, B.dtype)
+        a, b = (M.todense(max_bytes=math.inf) for M in (A, B))
+        c = jnp.matmul(a, b, precision="highest", preferred_element_type=accumulator(dtype))
+        return self.result.with_data(c[when_run(self.row), when_run(self.column)].astype(dtype))
 
 
 @pytree
@@ -214,8 +236,11 @@ def _check_product(A: Any, B: Any) -> None:
         raise ValueError(f"A @ B needs as many columns of A as rows of B, got shapes {A.shape} and {B.shape}")
 
 
-def matmul(A: Any, B: Any, *, format: str | None = None) -> Product:
+def matmul(A: Any, B: Any, *, format: str | None = None) -> Product | DenseProduct:
     """The plan of A @ B, with 8 bytes for each product of two entries. Sums that cancel stay entries.
+
+    On a CPU the plan of two matrices that are nearly full multiplies dense arrays. An infinite entry or a NaN then
+    makes its whole row or column of the product NaN.
 
     Args:
       format: of the result; None: that of A and B if they have the same, else "csr".
@@ -232,8 +257,23 @@ def matmul(A: Any, B: Any, *, format: str | None = None) -> Product:
     return _comparing(_matmul(A, B, format), A, B)
 
 
+def _matmul(A: Any, B: Any, format: str | None) -> Product | DenseProduct:
+    """The plan of A @ B, by dense arrays or by a list."""
+    _check_product(A, B)
+
+    def make() -> DenseProduct | None:
+        C = patterns.nearly_full(*patterns.patterns_of(A, B))
+        if C is None:
+            return None
+        places = map(building.on_device, building.entries(C))
+        return DenseProduct(_result(C, format, A, B), _operands(A, B), *places)
+
+    dense = patterns.kept(make, ("dense", format), A, B) if A.nnz * B.nnz >= patterns.FULL else None
+    return _listed(A, B, format) if dense is None else dense
+
+
 @standard_promotion
-def _matmul(A: Any, B: Any, format: str | None) -> Product:
+def _listed(A: Any, B: Any, format: str | None) -> Product:
     _check_product(A, B)
     building.check_bound("entries", max(A.nnz, B.nnz))
 
@@ -273,9 +313,9 @@ def triple(P: Any, A: Any, *, format: str | None = None) -> Triple:
       >>> js.plan.triple(P, A)(P, A).shape  # Pᵀ·A·P
       (8, 8)
     """
-    inner = _matmul(A, P, "csr")
+    inner = _listed(A, P, "csr")
     middle = inner.result._with_values(jnp.ones(inner.result.nnz, jnp.float32))
-    outer = _matmul(P.T, middle, format or patterns.format_of(A, P))
+    outer = _listed(P.T, middle, format or patterns.format_of(A, P))
     return _comparing(Triple(outer.result, _operands(P, A), outer.terms, outer.right, inner), P, A)
 
 

@@ -7,6 +7,7 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
+from jaxsparse_fmt.algebra import patterns, plans
 from solvers import cg
 from tests.lowering import quick_jit
 from tests.marks import few
@@ -158,3 +159,18 @@ def test_plans_run_in_a_scan_and_under_vmap_of_a_derivative():
     batch = np.stack([A.data, 2 * np.asarray(A.data), -np.asarray(A.data)])
     got, expected = (jax.jit(jax.vmap(jax.grad(f)))(batch) for f in (power, dense))
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("format", ["csr", "dia"])
+def test_a_product_of_nearly_full_matrices_is_dense_and_has_its_derivatives(format, monkeypatch):
+    monkeypatch.setattr(patterns, "FULL", 1)
+    rng = np.random.default_rng(3)
+    full, part = (rng.normal(size=(6, 5)) * (rng.random((6, 5)) < 0.8) for _ in range(2))
+    F, P = (jsf.from_scipy(sp.csr_array(M.astype(np.float32)), format) for M in (full, part.T))
+    plan = jsf.plan.matmul(F, P)
+    assert isinstance(plan, plans.DenseProduct) and (F @ P).nnz == plan(F, P).nnz
+    C, pullback = jax.vjp(jax.jit(lambda f, p: (F.with_data(f) @ P.with_data(p)).data), F.data, P.data)
+    np.testing.assert_allclose(plan.result.with_data(C).todense(), full @ part.T, atol=1e-5)
+    ones = (full @ part.T != 0).astype(float)
+    for got, wanted, M in zip(pullback(jnp.ones_like(C)), (ones @ part, full.T @ ones), (full, part.T), strict=True):
+        np.testing.assert_allclose(got, wanted[np.nonzero(M)], atol=1e-5)
