@@ -22,10 +22,10 @@ from jaxsparse_fmt._arguments import as_floating
 from jaxsparse_fmt._dtypes import index_dtype, scipy_dtype
 from jaxsparse_fmt._tracing import by_size, concrete, is_concrete, is_on_cpu, is_traced
 from jaxsparse_fmt._types import Array, Csr, CsrArrays
-from jaxsparse_fmt.core import mesh_axes
+from jaxsparse_fmt.core import mesh_axes, vector_passes
 from jaxsparse_fmt.core.basis import Operator
 from jaxsparse_fmt.core.kept import Kept
-from jaxsparse_fmt.kernels.backends import jax_versions
+from jaxsparse_fmt.kernels.backends import jax_versions, selection
 from jaxsparse_fmt.kernels.layout.address import expand_ptr, row_pointers
 
 
@@ -86,7 +86,11 @@ def _of_pattern(make: Any, A: Any) -> Any:
 
 def _index(A: Any) -> Index:
     if not (A._stored._rises and at_hand(A)):
-        return _index_by_program(A)
+        leaves, tree = jax.tree.flatten(A._without_values)
+        if mesh_axes.are_explicit(leaves) or A.nnz == 0:
+            return _index_by_program(A)
+        params = {"tree": tree, "backend": selection.active_backend(A.backend)}
+        return Index(*index_p.bind(*mesh_axes.varying(leaves), **params))
     number = np.arange(A.n_stored, dtype=index_dtype(A.n_stored))
     own, (_, _, place) = _entries_on_host(A._with_values(number))
     entry = np.full(A.n_stored, A.nnz, index_dtype(A.nnz))
@@ -114,6 +118,15 @@ def sorted_on_host(key: np.ndarray, n: int) -> np.ndarray:
 def _put_all(arrays: Any, A: Any) -> Any:
     like = next(a for a in jax.tree.leaves(A) if isinstance(a, jax.Array))
     return tuple(put(a, like) for a in arrays)
+
+
+def _index_on(*leaves: Array, tree: Any, backend: str) -> Index:
+    A = jax.tree.unflatten(tree, leaves)
+    native = A._native_index() if backend == "numba" else None
+    return _index_by_program(A) if native is None else native
+
+
+index_p = vector_passes.platform_primitive("sparse_index", _index_on)
 
 
 @by_size
@@ -217,7 +230,8 @@ def csr_arrays(A: Any) -> CsrArrays:
     with concrete():
         S = A.to_scipy()
     arrays = S.data.astype(A.dtype, copy=False), S.indices, S.indptr.astype(index_dtype(A.nnz), copy=False)
-    return CsrArrays(*_put_all(arrays, A), A.shape)
+    data, indices, indptr = _put_all(arrays, A)
+    return CsrArrays(data, indices, indptr, A.shape)
 
 
 @by_size

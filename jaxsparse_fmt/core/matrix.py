@@ -75,6 +75,10 @@ class SparseMatrix(OnOneDevice, Faces):
         """
         return tuple(map(np.asarray, entry_index.places(self)))
 
+    def _native_index(self) -> entry_index.Index | None:
+        """The index of the entries by a Numba kernel, if there is one, for a pattern that is traced."""
+        return None
+
     @property
     def _stored(self) -> Self:
         return self

@@ -34,7 +34,7 @@ from jax.core import Tracer
 from jaxsparse_fmt._dtypes import index_dtype
 from jaxsparse_fmt._tracing import is_traced, standard_promotion
 from jaxsparse_fmt._types import Csr, Target
-from jaxsparse_fmt.core.entry_index import at_hand, put
+from jaxsparse_fmt.core.entry_index import Index, at_hand, put
 from jaxsparse_fmt.core.kept import Kept
 from jaxsparse_fmt.formats import building, footprint, statistics
 from jaxsparse_fmt.formats.base import AnyShards, Array, ByRule, Offset, Start, host_places, places_of, storage_format
@@ -88,6 +88,14 @@ class DIA(ByRule):
             offsets, start, shape = -offsets, start - offsets, shape[::-1]
         face = "outer" if face == "outer" else "product"
         return spmv_cpu.of_diagonals(face, a, b, offsets, start, self.pattern, self.reads_pattern, shape)
+
+    def _native_index(self) -> Index | None:
+        found = spmv_cpu.index_of_diagonals(self.offsets, self.pattern, self.shape, self.nnz)
+        if found is None:
+            return None
+        entry, own = found[: self.n_stored], found[self.n_stored :]
+        diagonal, row = jnp.divmod(own, self.shape[0])
+        return Index(self.start.at[diagonal].get(mode="clip") + row.astype(self.start.dtype), entry, own)
 
     def _transposed_face(self, values: Array, y: Array, backend: str) -> Array:
         n_rows, n_cols = self.shape
@@ -144,7 +152,7 @@ class DIA(ByRule):
         start, n_rows = self.start, self.shape[0]
         if isinstance(start, Tracer):
             start = _starts_in_place(start, n_rows)
-        elif not (start.is_fully_addressable and np.array_equal(start, n_rows * np.arange(start.shape[-1]))):
+        elif not (at_hand(start) and np.array_equal(start, n_rows * np.arange(start.shape[-1]))):
             # One array for all values: what is kept for a pattern is found by its arrays.
             start = _starts.get(n_rows, [start], lambda: _starts_in_place(self.start, n_rows))
         return dataclasses.replace(self, values=values, start=start)

@@ -91,6 +91,25 @@ def of_diagonals(
     )
 
 
+def index_of_diagonals(offsets: Array, pattern: Array | None, shape: tuple[int, int], nnz: int) -> Array | None:
+    """The entry at each place of whole diagonals, nnz in padding, and the place of each entry: [n_stored + nnz]."""
+    n_stored, unread = offsets.shape[0] * shape[0], jnp.zeros((1, 1), jnp.float32)
+    if n_stored >= 2**31:
+        return None
+    found = ffi.call(
+        "index diagonals",
+        *(unread, unread, offsets, offsets, offsets if pattern is None else pattern),
+        (1, n_stored + nnz),
+        n_rows=shape[0],
+        n_cols=shape[1],
+        n_places=n_stored,
+        p=nnz,
+        masked=0 if pattern is None else 2,
+        pieces=1,
+    )
+    return None if found is None else found[0]
+
+
 def of_triangle(
     values: Array,  # [b, nnz]
     r: Array,  # [b, n, p]

@@ -76,9 +76,10 @@ def matrices():
 
 
 @pytest.mark.parametrize("A", few(matrices(), 3), ids=lambda A: A.name)
-def test_does_numpy_find_the_index_that_the_program_of_a_traced_pattern_finds(A):
+def test_is_the_index_the_same_by_numpy_by_a_program_and_by_a_kernel(A):
     for host, program in (
         (entry_index._index, entry_index._index_by_program),
+        (entry_index._index, jax.jit(entry_index._index)),  # a Numba kernel's, in "dia"
         (entry_index._ids, entry_index._ids_by_program),
     ):
         for found, wanted in zip(host(A), program(A), strict=True):

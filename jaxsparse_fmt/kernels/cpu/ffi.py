@@ -20,7 +20,7 @@ import numpy as np
 from jaxsparse_fmt._types import Array
 from jaxsparse_fmt.kernels.coordinates import accumulator
 from jaxsparse_fmt.kernels.cpu import machine_code
-from jaxsparse_fmt.kernels.cpu.abi import KEYS, NUMBERS, SIZES, TARGET
+from jaxsparse_fmt.kernels.cpu.abi import INDICES, KEYS, NUMBERS, SIZES, TARGET
 
 
 def call(
@@ -38,17 +38,17 @@ def call(
     Operands of 16 bits are widened first, since Numba does not compute with them on a CPU.
 
     Args:
-      shape: of the result, in the dtype to which a and b promote: [b, ...], or [b, pieces, ...] for a transposed
-        product, in which every piece has its own result.
+      shape: of the result, in the dtype to which a and b promote, or int32 of `INDICES`: [b, ...], or [b, pieces, ...]
+        for a transposed product, in which every piece has its own result.
       sizes: those of `SIZES` that do not follow from the arrays and are not 0. `most`, the largest last element that
         ptr may have, is -1 by default: any.
     """
-    result = jnp.result_type(a, b)
+    result = np.dtype(np.int32) if kind in INDICES else jnp.result_type(a, b)
     a, b = (v.astype(accumulator(v.dtype)) for v in (a, b))
     number = NUMBERS.get((kind, np.dtype(a.dtype), np.dtype(b.dtype), np.dtype(ptr.dtype)))
     if number is None or not _ready(number):
         return None
-    out = jax.ShapeDtypeStruct(shape, jnp.result_type(a, b))
+    out = jax.ShapeDtypeStruct(shape, result if kind in INDICES else jnp.result_type(a, b))
     sizes |= {"kernel": number, "batch": a.shape[0], "a_bytes": _bytes(a, 1), "b_bytes": _bytes(b, 1)}
     sizes |= {"piece_bytes": _bytes(out, 2)} if kind.startswith("transposed") else {"out_bytes": _bytes(out, 1)}
     sizes = {"n_ptr": ptr.size, "most": -1} | sizes
@@ -110,7 +110,7 @@ def _address_of(number: int) -> int:
     def make() -> tuple[Any, str]:
         from jaxsparse_fmt.kernels.cpu.c_functions import kernel
 
-        return kernel(kind, a, b, np.result_type(a, b), ptr)
+        return kernel(kind, a, b, np.dtype(np.int32) if kind in INDICES else np.result_type(a, b), ptr)
 
     return machine_code.address(make, *map(str, KEYS[number]))
 

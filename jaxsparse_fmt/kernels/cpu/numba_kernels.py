@@ -368,3 +368,20 @@ def _sample_run(o, place, row, column, count):
     for i in range(count):
         if not _is_hole(o, place + i, o.zero):
             o.out[place + i] += _inner(o, row + i, column + i)
+
+
+@compiled
+def index_diagonals(o, piece, pieces):
+    """The entry of `data` at each place, p in padding, and after all places the place of each of the p entries."""
+    k = U(0)
+    for row in range(o.n_rows):
+        for d in range(o.n_ptr):
+            place, column = U(d) * o.n_rows + row, np.int64(row) + np.int64(o.columns[d])
+            if 0 <= column < np.int64(o.n_cols) and k < o.p and not _is_hole(o, place, o.zero):
+                o.out[place] = np.int32(k)
+                o.out[o.n_places + k] = np.int32(place)
+                k += U(1)
+            else:
+                o.out[place] = np.int32(o.p)
+    for i in range(o.n_places + k, o.n_places + o.p):
+        o.out[i] = np.int32(o.n_places)
