@@ -15,10 +15,9 @@ import scipy
 
 from jaxsparse_fmt._aligned import empty_aligned
 from jaxsparse_fmt._dtypes import index_dtype
-from jaxsparse_fmt._tracing import concrete, is_concrete, is_on_cpu, is_traced
+from jaxsparse_fmt._tracing import concrete, is_on_cpu, is_traced
 from jaxsparse_fmt._types import CORES, Csr
 from jaxsparse_fmt.formats import building
-from jaxsparse_fmt.formats.csr import CSR
 from jaxsparse_fmt.kernels.cpu.over_rows import in_threads
 
 PIECE = 2**19  # entries, or products of two, of a piece of a result, for which SciPy takes a millisecond or two
@@ -33,15 +32,7 @@ def at_hand(*operands: Any, fetched: bool = False) -> list[Csr] | None:
     if not fetched and not (jax.default_backend() == "cpu" and all(map(is_on_cpu, jax.tree.leaves(operands)))):
         return None
     with concrete():
-        return [_read_only(A) for A in operands]
-
-
-def _read_only(A: Any) -> Csr:
-    """SciPy's matrix; of "csr" in A's own arrays on the host, if they are JAX's, which nobody may change."""
-    arrays = A.csr_arrays() if isinstance(A, CSR) and A.dtype.itemsize > 2 else ()
-    if arrays and all(is_concrete(a) and is_on_cpu(a) for a in arrays):
-        return scipy.sparse.csr_array(tuple(map(np.asarray, arrays)), shape=A.shape)
-    return A.to_scipy()
+        return [A._read_only() for A in operands]
 
 
 def with_data(S: Csr, data: np.ndarray) -> Csr:

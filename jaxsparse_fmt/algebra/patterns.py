@@ -16,6 +16,7 @@ from jaxsparse_fmt._dtypes import index_dtype
 from jaxsparse_fmt._tracing import concrete, is_traced
 from jaxsparse_fmt._types import Array, Csr, CsrArrays, Target
 from jaxsparse_fmt.algebra import by_scipy, on_device
+from jaxsparse_fmt.core.entry_index import at_hand
 from jaxsparse_fmt.core.faces import Absent
 from jaxsparse_fmt.core.kept import Kept
 from jaxsparse_fmt.core.matrix import FORMATS, SparseMatrix, build
@@ -47,6 +48,19 @@ def lie_on_device(*operands: Any) -> bool:
 def index_arrays(*operands: Any) -> list[Any]:
     """The arrays of the operands' patterns, whose identities distinguish patterns."""
     return [a for A in operands for a in jax.tree.leaves(A._stored) if a is not A._stored.values]
+
+
+def are_same(A: Any, B: Any) -> bool:
+    """Whether two matrices have one pattern: the same arrays of JAX, or equal ones that are at hand on a CPU."""
+    if A is not A._stored or B is not B._stored or A.n_stored != B.n_stored:
+        return False
+    (a, tree), (b, other) = (jax.tree.flatten(M._without_values) for M in (A, B))
+    if tree != other:
+        return False
+    if any(isinstance(x, np.ndarray) for x in a):  # which may change
+        return False
+    others = [(x, y) for x, y in zip(a, b, strict=True) if x is not y]
+    return not others or (at_hand(others) and all(np.array_equal(np.asarray(x), np.asarray(y)) for x, y in others))
 
 
 def patterns_of(*operands: Any) -> list[Csr]:

@@ -25,7 +25,7 @@ from jaxsparse_fmt._tracing import concrete, is_traced, standard_promotion
 from jaxsparse_fmt._types import Array, Csr, CsrArrays
 from jaxsparse_fmt.algebra import by_cupy, by_scipy, on_device, patterns
 from jaxsparse_fmt.core import form
-from jaxsparse_fmt.core.entry_index import take
+from jaxsparse_fmt.core.entry_index import at_hand, put, take
 from jaxsparse_fmt.core.faces import Absent
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.formats import building
@@ -222,12 +222,16 @@ def _check_pair(operation: str, A: Any, B: Any) -> None:
 def combined(operation: str, A: Any, B: Any, combine: Any, format: str | None = None) -> SparseMatrix:
     """The matrix of `combine` of the entries: operator.add, sub, or mul, which keeps those that both have."""
     _check_pair(operation, A, B)
+    if format in (None, A._stored.name) and patterns.are_same(A, B):
+        if not at_hand(A, B):
+            return A._with_values(combine(A.values, B.values))
+        return A._with_values(put(combine(*map(np.asarray, (A.values, B.values))), A.values))
     overlap = combine is operator.mul
-    at_hand = by_scipy.at_hand(A, B, fetched=patterns.are_new(A, B))
-    if at_hand is None:
+    operands = by_scipy.at_hand(A, B, fetched=patterns.are_new(A, B))
+    if operands is None:
         return _paired(operation, A, B, format, overlap)(A, B, combine)
     places = operator.mul if overlap else operator.add
-    return made(by_scipy.combined(combine, places, *at_hand), format, A, B)
+    return made(by_scipy.combined(combine, places, *operands), format, A, B)
 
 
 def _check_product(A: Any, B: Any) -> None:

@@ -275,6 +275,10 @@ class SparseMatrix(OnOneDevice, Faces):
         """The matrix on the host as a canonical CSR array; 16-bit floats become float32. ValueError: it is traced."""
         return entry_index.to_scipy(self)
 
+    def _read_only(self) -> Csr:
+        """As `to_scipy`, but perhaps in the matrix's own arrays: JAX's, which nobody may change."""
+        return self.to_scipy()
+
     def csr_arrays(self) -> CsrArrays:
         """`data` [nnz], `indices` [nnz] and `indptr` [n_rows + 1] in canonical order, on the device."""
         return entry_index.csr_arrays(self)
@@ -329,7 +333,7 @@ def build(csr: Any, name: str, target: Target, **layout: Any) -> SparseMatrix:
         return CHOOSERS[name](csr, target)
     if hasattr(csr, "csr_arrays"):
         on_host = not is_traced(csr) and is_on_cpu(jax.tree.leaves(csr)[0])
-        csr = csr.to_scipy() if on_host else csr.csr_arrays()
+        csr = csr._read_only() if on_host else csr.csr_arrays()
     with concrete(csr.data):
         return FORMATS[name].from_csr(csr, target, **layout)
 

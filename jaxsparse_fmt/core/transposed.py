@@ -140,5 +140,8 @@ class Transposed(OnOneDevice):
     def to_scipy(self) -> Csr:
         return scipy.sparse.csr_array(self.A.to_scipy().T)
 
+    def _read_only(self) -> Csr:
+        return scipy.sparse.csr_array(self.A._read_only().T)
+
     def __repr__(self) -> str:
         return f"{self.A!r}.T"

@@ -16,6 +16,7 @@ import numpy as np
 import scipy
 
 from jaxsparse_fmt._types import Csr, CsrArrays, Target
+from jaxsparse_fmt.core.entry_index import at_hand
 from jaxsparse_fmt.formats import building, footprint
 from jaxsparse_fmt.formats.base import Array, ByRule, ColumnIndex, Pointer, storage_format
 from jaxsparse_fmt.kernels import spmv, spmv_cpu
@@ -47,9 +48,12 @@ class CSR(ByRule):
         return CsrArrays(self.data, self.col_idx, self.row_ptr, self.shape)
 
     def _diagonal_on_host(self) -> np.ndarray:
-        if self.dtype.itemsize == 2:  # which SciPy lacks
-            return super()._diagonal_on_host()
-        return scipy.sparse.csr_array(tuple(map(np.asarray, self.csr_arrays())), shape=self.shape).diagonal()
+        return self._read_only().diagonal().astype(self.dtype, copy=False)
+
+    def _read_only(self) -> Csr:
+        if self.dtype.itemsize == 2 or not at_hand(self):
+            return self.to_scipy()
+        return scipy.sparse.csr_array(tuple(map(np.asarray, self.csr_arrays())), shape=self.shape)
 
     def to_scipy(self) -> Csr:
         return self.csr_arrays().to_scipy()

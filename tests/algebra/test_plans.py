@@ -235,7 +235,7 @@ WIDE, FEW = jsf.from_dense(np.ones((1, 2**16)), "csr"), jsf.from_coo([0], [0], [
 REFUSED = {
     "shapes of a sum": (lambda: A + B, ValueError, "one shape"),
     "shapes of a product": (lambda: B @ A, ValueError, "as many columns"),
-    "a traced pattern": (lambda: jax.jit(lambda A: A + A)(A), ValueError, "traced"),
+    "a traced pattern": (lambda: jax.jit(lambda A, B: A + B)(A, A), ValueError, "traced"),
     "another pattern": (lambda: plans.add(A, A)(B, B), ValueError, "the plan is for"),
     "a pattern of the same size": (
         lambda: jsf.plan.add(A, A)(A, jsf.from_scipy(MOVED, "csr")),
@@ -296,11 +296,12 @@ def test_a_list_that_memory_cannot_hold_is_refused_before_it_is_made(where, monk
     column = jsf.from_dense(np.ones((2000, 1)), "csr")
     two, more = (jsf.from_dense(np.ones(shape), "csr") for shape in ((2000, 2), (2100, 1)))
     tall, at = jsf.from_dense(np.ones((1_300_000, 1)), "csr"), jnp.zeros(2_600_000, int)
+    less = jsf.from_dense(np.arange(1_300_000.0)[:, None], "csr")
     monkeypatch.setattr(memory, "free", lambda: 10**8)
     refused = [(lambda: jsf.plan.matmul(column, column.T), "4000000 products of two entries")]
     if where == "device":
         refused += [
-            (lambda: tall + tall, "2600000 entries of both"),
+            (lambda: tall + less, "2599999 entries of both"),
             (lambda: jsf.assembly(at, at, (9, 9)), "2600000 coordinates"),
         ]
     refused = [(call, f"the list of the {listed}") for call, listed in refused]

@@ -5,11 +5,13 @@ integers, so that sums are exact. JAXSPARSE_SHAPES is the number of triples of m
 seventeen results are compared for each.
 """
 
+import operator
 import os
 
 import jax
 import numpy as np
 import pytest
+import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
 from tests.marks import few
@@ -93,3 +95,18 @@ def test_operators_and_plans_of_small_matrices_are_those_of_dense_ones(rows, col
         row, col = np.nonzero(of_a)
         row, col, v = (np.tile(m, 2) for m in (row, col, a[of_a]))
         same(jsf.from_coo(row, col, v, (rows, cols), "csr"), 2 * a, of_a)
+
+
+@pytest.mark.parametrize("format", ["csr", "dia", "sell"])
+@pytest.mark.parametrize("combine", [operator.add, operator.sub, jsf.SparseMatrix.multiply])
+def test_matrices_of_one_pattern_combine_place_by_place(format, combine, compiled):
+    """Nothing else in this process has arrays of this size."""
+    S = sp.csr_array(sp.diags_array([1.0, 2.0, 5.0], offsets=[-11, 0, 1], shape=(131, 131)))
+    R = sp.csr_array((S.data[::-1].copy(), S.indices, S.indptr), S.shape)
+    A, B = (jsf.from_scipy(M, format) for M in (S, R))
+    wanted = (operator.mul if combine is jsf.SparseMatrix.multiply else combine)(S.toarray(), R.toarray())
+    before = compiled()
+    C = combine(A, B)
+    assert compiled() == before and C.name == format and C.nnz == S.nnz
+    np.testing.assert_array_equal(C.to_scipy().toarray(), wanted)
+    np.testing.assert_array_equal(jax.jit(lambda A, b: combine(A, A._with_values(b)).values)(A, B.values), C.values)
