@@ -16,7 +16,7 @@ from jaxsparse_fmt._dtypes import index_dtype
 from jaxsparse_fmt._tracing import concrete, is_traced
 from jaxsparse_fmt._types import Array, Csr, CsrArrays, Target
 from jaxsparse_fmt.algebra import by_scipy, on_device
-from jaxsparse_fmt.core.entry_index import at_hand
+from jaxsparse_fmt.core.entry_index import at_hand, sorted_on_host
 from jaxsparse_fmt.core.faces import Absent
 from jaxsparse_fmt.core.kept import Kept
 from jaxsparse_fmt.core.matrix import FORMATS, SparseMatrix, build
@@ -137,8 +137,8 @@ def grouped(row: Any, col: Any, shape: tuple[int, int]) -> tuple[Csr, Any, Any]:
     """
     if building.namespace(row) is not np:
         return on_device.grouped(row, col, shape)
-    order = _sorted(col, shape[1])
-    order = order[_sorted(row[order], shape[0])]
+    order = sorted_on_host(col, shape[1])
+    order = order[sorted_on_host(row[order], shape[0])]
     row, col = row[order], col[order]
     new = np.ones(row.size, bool)
     new[1:] = (row[1:] != row[:-1]) | (col[1:] != col[:-1])
@@ -155,14 +155,6 @@ def arranged(row: Any, col: Any, shape: tuple[int, int]) -> tuple[Csr, Any]:
     number = np.arange(row.size, dtype=index_dtype(row.size))
     S = by_scipy.sorted_rows(scipy.sparse.coo_array((number, (row, col)), shape=shape))
     return S, S.data
-
-
-def _sorted(key: np.ndarray, n: int) -> np.ndarray:
-    """The stable order of keys from 0 to n - 1. SciPy counts if n is small, else NumPy sorts."""
-    number = np.arange(key.size + 1, dtype=index_dtype(key.size))
-    if n > 8 * key.size:
-        return np.argsort(key, kind="stable").astype(number.dtype)
-    return scipy.sparse.csr_array((number[:-1], key, number), shape=(key.size, n)).tocsc().data
 
 
 def listed(a: Csr, b: Csr) -> tuple[Csr, Any, Any, Any]:
