@@ -13,6 +13,7 @@ import scipy
 
 from jaxsparse_fmt._arguments import as_floating, of_jax_sparse
 from jaxsparse_fmt._dtypes import check_keeps_imaginary, floating_dtype, requested_dtype
+from jaxsparse_fmt._progress import staged
 from jaxsparse_fmt._tracing import concrete, is_traced
 from jaxsparse_fmt._types import Csr, CsrArrays, Target
 from jaxsparse_fmt.algebra import patterns
@@ -28,6 +29,7 @@ from jaxsparse_fmt.formats.paired import Paired
 from jaxsparse_fmt.kernels.backends import selection
 
 
+@staged
 def from_scipy(
     S: Any,
     format: str = "auto",
@@ -36,6 +38,7 @@ def from_scipy(
     backend: str = "auto",
     max_bytes: int | None = None,
     transpose: bool = False,
+    progress: bool = False,
     **layout: Any,
 ) -> SparseMatrix:
     """A JAX sparse matrix from any scipy.sparse matrix or array.
@@ -54,6 +57,7 @@ def from_scipy(
         as `A @ x` except for a gather of the values, and bit-reproducible on a GPU. It costs the index arrays of a
         second storage, of the same format and options, and 4 bytes for each of its places (`paired.py`); "auto" and
         "tune" choose for each of the two. Matrices in "csc" and "dia" do not change.
+      progress: True shows a bar on standard error after a second.
       **layout: the format's options, for example slice_size and sigma of "hll".
 
     Raises:
@@ -215,6 +219,7 @@ def from_coo(
         return from_arrays(csr, format, dtype, **options)
 
 
+@staged
 def from_arrays(
     csr: CsrArrays,
     format: str,
@@ -222,6 +227,7 @@ def from_arrays(
     backend: str = "auto",
     max_bytes: Any = None,
     transpose: bool = False,
+    progress: bool = False,
     **layout,
 ) -> SparseMatrix:
     """A matrix from canonical CSR arrays on a device; arguments as in `from_scipy`."""

@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -19,6 +20,7 @@ from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from solvers import pencil as pencils
 from solvers.core import arguments
+from solvers.core.iterate import tell_end
 from solvers.core.program import Entry
 from solvers.core.scaling import Map, scaled, scaled_by
 from solvers.core.space import Space, exponent, length, norm, outside
@@ -54,6 +56,7 @@ def eigsh(
     ncv: int | None = None,
     maxiter: int | None = None,
     tol: float = 0.0,
+    progress: Any = None,
 ) -> EigenSolution:
     """k eigenvalues and eigenvectors of a symmetric (Hermitian) A, at an end of its spectrum or nearest to a number.
 
@@ -91,6 +94,8 @@ def eigsh(
       tol: pairs are done when ‖A·v − λ·v‖₂ ≤ tol·|λ|, or when the residual is rounding, a few eps·‖A‖₂; 0 iterates down
         to rounding. The error of an eigenvalue is at most the residual. With sigma, pairs are CONVERGED when
         ‖A·v − λ·M·v‖₂ ≤ 100·eps·(‖A‖ + |λ|·‖M‖)·‖v‖₂, and ROUNDED up to a hundred times as much.
+      progress: True shows a bar on standard error; a function is called after each restart with the number of restarts
+        and the largest residual norm of the wanted pairs, with sigma that of (A − sigma·M)⁻¹·M.
 
     Raises:
       ValueError, TypeError: invalid arguments. SolverError: A and M have a null vector in common, so that A − sigma·M
@@ -122,7 +127,9 @@ def eigsh(
     else:
         factors = pencils.shifted(A, M, sigma)
     basis.agree(lambda: {"k": k, "which": which, "ncv": ncv, "tol": tol, "maxiter": maxiter})
-    return _solve((k, which, m), (in_basis, M), basis, v0, factors, limits(tol, maxiter))
+    watcher = arguments.watcher(progress)
+    plan = k, which, m, watcher
+    return _solve(plan, (in_basis, M), basis, v0, factors, limits(tol, maxiter), calls=watcher is not None)
 
 
 def _in_basis(plan: Any, maps: tuple[Any, Any], basis: Basis, v0: Array, more: Any, limits: Limits) -> EigenSolution:
@@ -167,7 +174,7 @@ class Scaled(NamedTuple):
 
 
 def _run(
-    space: Space, k: int, which: str, m: int, pencil: Pencil, v0: Array, limits: Limits
+    space: Space, k: int, which: str, m: int, watcher: Any, pencil: Pencil, v0: Array, limits: Limits
 ) -> tuple[EigenSolution, Array]:
     """The pairs by a basis of m vectors, and the norm of A − λ·M.
 
@@ -199,7 +206,7 @@ def _run(
 
     def cycle(state: State) -> State:
         state = lax.while_loop(lambda state: state.size <= m, functools.partial(_step, operator), state)
-        return _restart(k, which, limits, operator, state)
+        return _restart(k, which, limits, operator, state, watcher)
 
     state = lax.while_loop(lambda state: state.code == RUNNING, cycle, mesh_axes.varying(state, v0))
     found, solves = (_by_operator, k) if shift is None else (_by_inverse, 2 * k)
@@ -207,6 +214,8 @@ def _run(
     met, rounded = jnp.all(judged, axis=1)
     true = status_of((met, Status.CONVERGED), (rounded, Status.ROUNDED), otherwise=Status.STAGNATION)
     code = jnp.where(state.code == Status.CONVERGED, true, state.code)
+    if watcher is not None:
+        tell_end(watcher, state.cycles, norms, limits.allowed(values, unit, TRUE), code)
     order, counts = jnp.argsort(values), (state.cycles, state.products + 1 + solves)
     return EigenSolution(values[order], X[:, order], code, *counts, norms[order]), unit
 
@@ -284,7 +293,7 @@ def _step(operator: Scaled, state: State) -> State:
     )
 
 
-def _restart(k: int, which: str, limits: Limits, operator: Scaled, state: State) -> State:
+def _restart(k: int, which: str, limits: Limits, operator: Scaled, state: State, watcher: Any = None) -> State:
     """Judges the pairs, and keeps the best: `keep` of them and the direction of their residuals, or locked ones alone.
 
     A Krylov space has one vector of each eigenspace. So the loop locks the wanted pairs once they have converged: a
@@ -325,6 +334,10 @@ def _restart(k: int, which: str, limits: Limits, operator: Scaled, state: State)
         distance = SETTLED * (keys - jnp.max(jnp.where(wanted, keys, -jnp.inf)))
         complete = same & jnp.all((residual_norms <= jnp.maximum(allowed, distance)) | (rank != k))
     cycles, best = state.cycles + 1, jnp.minimum(state.best, jnp.max(jnp.where(wanted & ~locked, residual_norms, 0)))
+    if watcher is not None:
+        open_norms = jnp.where(wanted & ~done, residual_norms, 0)
+        sides = (scaled(a, operator.exponents[0]) for a in (open_norms, open_norms, allowed))
+        jax.debug.callback(watcher, cycles, *sides)
     due, half = cycles % STALLED == 0, jnp.finfo(best.dtype).eps ** 0.5 * A_norm
     least = jnp.maximum(half, jnp.max(jnp.where(wanted, allowed, 0)))
     code = status_of(

@@ -20,6 +20,7 @@ from jaxsparse_fmt._arguments import check_choice
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import Basis, within
 from solvers.core import arguments, operators
+from solvers.core.iterate import tell_end
 from solvers.core.operators import preconditioner
 from solvers.core.program import Entry
 from solvers.core.scaling import Map, scaled
@@ -48,6 +49,7 @@ def lobpcg(
     X0: Any = None,
     maxiter: int | None = None,
     tol: float = 0.0,
+    progress: Any = None,
 ) -> EigenSolution:
     """k eigenvalues at an end of the spectrum of a symmetric (Hermitian) A, and their eigenvectors.
 
@@ -64,6 +66,7 @@ def lobpcg(
         call. Vectors beyond k make the others converge faster.
       maxiter: most steps, each of p products and uses of M; None allows 1000.
       tol: as in `eigsh`.
+      progress: as in `eigsh`, after each step.
 
     The `EigenSolution` and the errors are those of `eigsh`; steps count as iterations.
 
@@ -79,7 +82,8 @@ def lobpcg(
     M = preconditioner(M, X0[:, 0], "make X0 complex")
     ends = limits(tol, maxiter)
     basis.agree(lambda: {"k": k, "which": which, "tol": tol, "maxiter": maxiter, "M": M})
-    return _solve((k, SIGNS[which]), (A, M), basis, X0, ends)
+    watcher = arguments.watcher(progress)
+    return _solve((k, SIGNS[which], watcher), (A, M), basis, X0, ends, calls=watcher is not None)
 
 
 def _in_basis(plan: Any, maps: tuple[Any, Any], basis: Basis, X0: Array, limits: Limits) -> EigenSolution:
@@ -115,7 +119,9 @@ class State(NamedTuple):
         return self.AV[:p] - self.values[:, None] * self.V[:p]
 
 
-def _run(k: int, sign: int, pencil: Pencil, V: Array, limits: Limits, M: Map | None) -> tuple[EigenSolution, Array]:
+def _run(
+    k: int, sign: int, watcher: Any, pencil: Pencil, V: Array, limits: Limits, M: Map | None
+) -> tuple[EigenSolution, Array]:
     """The smallest k pairs of A (sign 1) or the largest (−1) from V [2·p, n], p ≥ k, and ‖A‖₂ from below."""
     A, p, norms = pencil.A, V.shape[0] // 2, jax.vmap(norm)
     e_A = exponent(A(V[-1]))
@@ -126,6 +132,10 @@ def _run(k: int, sign: int, pencil: Pencil, V: Array, limits: Limits, M: Map | N
     def excess(state: State, units: int) -> Array:
         """Residual norms in units of those that are allowed."""
         return ratio(norms(state.residuals), limits.allowed(state.values, state.norm, units))
+
+    def watched(state: State) -> tuple[Array, ...]:
+        allowed = limits.allowed(state.values, state.norm, TRUE)
+        return tuple(scaled(a[:k], e_A) for a in (norms(state.residuals),) * 2 + (allowed,))
 
     def fresh(state: State) -> State:
         V = _orthonormal(state.V)
@@ -148,6 +158,8 @@ def _run(k: int, sign: int, pencil: Pencil, V: Array, limits: Limits, M: Map | N
             (claims & (worst > state.worst / 2), Status.STAGNATION),
             (state.steps >= limits.maxiter, Status.MAXITER),
         )
+        if watcher is not None:
+            jax.debug.callback(watcher, state.steps, *watched(state))
         return state._replace(code=code, worst=jnp.where(claims, worst, state.worst))
 
     def advance(state: State) -> State:
@@ -177,6 +189,9 @@ def _run(k: int, sign: int, pencil: Pencil, V: Array, limits: Limits, M: Map | N
     state = mesh_axes.varying(State(V, jnp.zeros_like(V), *scalars), V)
     state = lax.while_loop(lambda state: state.code == RUNNING, trip, state)
 
+    if watcher is not None:
+        _, compared, allowed = watched(state)
+        tell_end(watcher, state.steps, compared, allowed, state.code)
     pairs = scaled(sign * state.values, e_A), state.V, scaled(norms(state.residuals), e_A)
     values, X, found = (a[:k][::sign] for a in pairs)
     return EigenSolution(values, X.T, state.code, state.steps, state.products, found), scaled(state.norm, e_A)

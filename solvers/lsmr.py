@@ -242,6 +242,15 @@ def _run(options: Options, system: System, inside: bool, rtol_normal: Any = None
     rounding = ROUNDING * eps * b_norm if rtol_normal is None else 0
     least = eps / 16  # a recursion that fell by more is rounding
 
+    def level(w: Work | Restart) -> Array:
+        return jnp.maximum(jnp.maximum(relative, least) * w.r_norm, rounding) * w.A_norm
+
+    def nearer(w: Work | Restart) -> Any:
+        """[2] or [2, k], the two sides of the rule that is nearer to being met, for a bar."""
+        by_s = w.s_norm * tolerance < w.r_norm * level(w)
+        sides = jnp.where(by_s, jnp.stack([w.s_norm, level(w)]), jnp.stack([w.r_norm, tolerance]))
+        return scaled(sides, jnp.where(by_s, e_A + e_b, e_b))
+
     def trip(state: Restart) -> Restart:
         """Judges x, and takes LSMR from its true residual until the recurrences meet a rule."""
         r = b - A.apply(state.x)
@@ -261,8 +270,7 @@ def _run(options: Options, system: System, inside: bool, rtol_normal: Any = None
 
         def goes_on(loop: Loop) -> Array:
             w = loop.work
-            level = jnp.maximum(jnp.maximum(relative, least) * w.r_norm, rounding) * w.A_norm
-            return (loop.code == RUNNING) & (w.r_norm > goal) & (w.s_norm > level) & (loop.k < limits.maxiter)
+            return (loop.code == RUNNING) & (w.r_norm > goal) & (w.s_norm > level(w)) & (loop.k < limits.maxiter)
 
         def advance(loop: Loop) -> Loop:
             new, failure = _step(A, E, N, loop.work)
@@ -278,8 +286,7 @@ def _run(options: Options, system: System, inside: bool, rtol_normal: Any = None
         norms = recorded(state.norms, jnp.where(state.k == 0, 0, -1), s_norm)
         loop = Loop(work, state.k, work.r_norm, code, norms)
         # One step a trip, as in `Method.unrolled`: it has two products and about 60 scalars.
-        unit = scaled(ratio(r_norm, work.r_norm), e_b)  # an M of rows measures r in a norm of its own
-        several = iterate.steps(advance, options, unit, unroll=1)
+        several = iterate.steps(advance, options, lambda on: (scaled(on.work.r_norm, e_b), *nearer(on.work)), unroll=1)
         loop = lax.while_loop(lambda loop: jnp.any(goes_on(loop)), several, mesh_axes.varying(loop, loop))
         x = state.x + jnp.where(code == RUNNING, loop.work.x, 0)
         return Restart(x, r, r_norm, s_norm, jnp.maximum(A_norm, loop.work.A_norm), loop.k, loop.code, code, loop.norms)
@@ -291,9 +298,9 @@ def _run(options: Options, system: System, inside: bool, rtol_normal: Any = None
     state = mesh_axes.varying(Restart(x, b, never, never, A_norm, 0 * running, failure, running, norms), b)
     state = lax.while_loop(lambda state: jnp.any(state.code == RUNNING), trip, state)
 
-    rounding = 100 * eps * (state.A_norm * norm(state.x) + b_norm)
-    consistent = state.r_norm <= jnp.maximum(tolerance, rounding)
-    sound = (state.code == Status.STAGNATION) & (state.s_norm <= state.A_norm * rounding)
+    noise = 100 * eps * (state.A_norm * norm(state.x) + b_norm)
+    consistent = state.r_norm <= jnp.maximum(tolerance, noise)
+    sound = (state.code == Status.STAGNATION) & (state.s_norm <= state.A_norm * noise)
     x = scaled(state.x, out)
     x, finite = jnp.where(jnp.isfinite(x), x, 0), jnp.all(jnp.isfinite(state.x), axis=0)
     held = scaled(x, -out)
@@ -305,6 +312,8 @@ def _run(options: Options, system: System, inside: bool, rtol_normal: Any = None
     rounded = is_rounding(state.code, state.r_norm, state.A_norm * norm(state.x), b_norm, tolerance)
     causes = (~finite, Status.NON_FINITE), (lost, Status.OUT_OF_RANGE), (rounded, Status.ROUNDED)
     code = status_of(*causes, (finite, state.code))
+    if options.progress is not None:
+        iterate.tell_end(options.progress, state.k, nearer(state)[0], nearer(state)[1], code)
     norms = jnp.where(state.norms < 0, state.norms, scaled(state.norms, e_b + e_A))
     sound, normal = sound | (code == Status.CONVERGED), scaled(s_norm, e_b + e_A)
     return x, Ending(state.k, scaled(r, e_b), normal, code, norms, sound, consistent)

@@ -94,7 +94,14 @@ def _exponent(tall: bool, A: Any) -> Array:
 
 @arguments.door
 def svds(
-    A: Any, k: int = 6, *, v0: Any = None, ncv: int | None = None, maxiter: int | None = None, tol: float = 0.0
+    A: Any,
+    k: int = 6,
+    *,
+    v0: Any = None,
+    ncv: int | None = None,
+    maxiter: int | None = None,
+    tol: float = 0.0,
+    progress: Any = None,
 ) -> SingularSolution:
     """The k largest singular values of A and their vectors; as SciPy's function of this name. Works inside jit.
 
@@ -106,7 +113,8 @@ def svds(
     Args:
       A: [m, n], a jaxsparse matrix or a dense array.
       k: below m and n.
-      v0: start vector, of the shorter side; v0, ncv, maxiter and tol as in `eigsh`, for the eigenvalues s².
+      v0: start vector, of the shorter side; v0, ncv, maxiter, tol and progress as in `eigsh`, for the
+        eigenvalues s².
 
     Raises:
       ValueError, TypeError: as `eigsh`, or A has no shape.
@@ -129,7 +137,8 @@ def svds(
         )
     A._in_bases()[1].agree(lambda: {"k": k})
     tall = shape[0] >= shape[1]
-    found = eigsh(Square(A, _exponent(tall, A), tall), k, which="LA", v0=v0, ncv=ncv, maxiter=maxiter, tol=tol)
+    limiting = {"ncv": ncv, "maxiter": maxiter, "tol": tol, "progress": progress}
+    found = eigsh(Square(A, _exponent(tall, A), tall), k, which="LA", v0=v0, **limiting)
     return _triples(tall, A, found)
 
 

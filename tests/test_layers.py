@@ -27,6 +27,7 @@ THIRD_PARTY = NUMERIC | {"jax"}
 # What a folder may import from outside; the rest may import numpy, scipy and jax.
 ALLOWED = {
     "kernels": THIRD_PARTY | {"jaxlib", "numba", "llvmlite"},
+    "shared": THIRD_PARTY | {"rich"},
     "gallery": NUMERIC,
     "io": NUMERIC,
     "cli": THIRD_PARTY | {"rich", "matplotlib"},

@@ -1,14 +1,14 @@
 """The progress that commands show on standard error: one line that changes on a terminal, lines elsewhere."""
 
 import contextlib
-import math
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Self
+from typing import Any, Self
 
-LIVE_PERIOD, PLAIN_PERIOD = 0.05, 5.0  # least seconds between two signs of progress in one stage
+from jaxsparse_fmt._progress import LIVE_PERIOD, PLAIN_PERIOD, Gain, Watcher, write
+
 WIDTH = 79  # columns of the line that changes, which must not wrap
 
 
@@ -32,7 +32,7 @@ class Progress:
     def clear(self) -> None:
         """Removes the line that changes, before something else is printed."""
         if self._is_live:
-            _write("\r\x1b[2K")
+            write("\r\x1b[2K")
 
     @contextlib.contextmanager
     def stage(self, name: str, detail: str) -> Iterator[None]:
@@ -53,29 +53,14 @@ class Progress:
         self._line(f"{self._name}:{done} {detail}")
 
     def _line(self, text: str) -> None:
-        _write(f"\r\x1b[2K{text[:WIDTH]}" if self._is_live else f"{text}\n")
+        write(f"\r\x1b[2K{text[:WIDTH]}" if self._is_live else f"{text}\n")
 
 
-def _write(text: str) -> None:
-    """Writes to standard error; ignores that it is full or closed."""
-    with contextlib.suppress(OSError):
-        print(end=text, file=sys.stderr, flush=True)
+class Residuals(Watcher):
+    """Shows what a solver reports, and the fraction done."""
 
+    def __init__(self, show: Callable[[str, float], None]):
+        self.show, self.gain = show, Gain()
 
-def residuals(
-    show: Callable[[str, float], None], start: float, target: float, least: bool = False
-) -> Callable[[int, float], None]:
-    """A solver's `progress` callback that shows iterations, residual, and the fraction of the decades gained of those
-    between two residual norms, before the first iteration and at the end.
-
-    Args:
-      least: the solve also ends at the least residual, which may be larger.
-    """
-    decades = math.log(start) - math.log(target) if 0 < target < start < math.inf else 0.0
-
-    def progress(iterations: int, norm: float) -> None:
-        gained = (math.log(start) - math.log(norm)) / decades if decades > 0 and 0 < norm < math.inf else 0.0
-        text = f"iteration {iterations:,}, residual {norm:.2e}, going to {target:.2e}{' or the least' * least}"
-        show(text, min(max(gained, 0.0), 0.999))
-
-    return progress
+    def __call__(self, iterations: Any, norm: Any, compared: Any, target: Any) -> None:
+        self.show(*self.gain.of(iterations, compared, target))

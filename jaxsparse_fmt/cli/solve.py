@@ -14,7 +14,7 @@ from jaxsparse.commands import CHOOSING, SYMMETRIC, VECTORS
 from jaxsparse_fmt._text import readable_bytes
 from jaxsparse_fmt.cli import arguments, measure, plots, tables
 from jaxsparse_fmt.cli.info import asymmetry
-from jaxsparse_fmt.cli.progress import Progress, residuals
+from jaxsparse_fmt.cli.progress import Progress, Residuals
 from jaxsparse_fmt.formats import footprint
 from jaxsparse_fmt.io import files
 
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace, progress: Progress) -> tables.Done:
         "atol": args.atol,
         "maxiter": args.maxiter,
         "history": bool(args.plot),
-        "progress": residuals(progress.show, b_norm, max(args.rtol * b_norm, args.atol), args.method == "lsmr"),
+        "progress": Residuals(progress.show),
     }
     dtype = arguments.dtype_of(args, np.result_type(S, b) if x0 is None else np.result_type(S, b, x0))
     with arguments.word_length(dtype):

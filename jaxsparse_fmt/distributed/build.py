@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 
 from jaxsparse_fmt._arguments import whole_number
 from jaxsparse_fmt._dtypes import index_dtype, requested_dtype
+from jaxsparse_fmt._progress import staged
 from jaxsparse_fmt._text import readable_bytes
 from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.convert import checked
@@ -32,6 +33,7 @@ from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.order import permuted
 
 
+@staged
 def shard(
     S: Any,
     mesh: Mesh,
@@ -44,6 +46,7 @@ def shard(
     dtype: Any = None,
     backend: str = "auto",
     max_bytes: int | None = None,
+    progress: bool = False,
     **layout: Any,
 ) -> ShardedMatrix:
     """A matrix with its rows spread over the devices of a mesh axis.
@@ -61,6 +64,7 @@ def shard(
       reorder: "rcm" or a permutation [n]: a new order of the unknowns, applied before the cut.
       dtype, backend, **layout: as in `from_scipy`.
       max_bytes: the largest padded storage of one shard's part to accept.
+      progress: True shows a bar on standard error after a second.
 
     Returns:
       A `ShardedMatrix`; its `report()` shows the imbalance.
@@ -91,6 +95,7 @@ def shard(
         return assemble(lambda k: csr[starts[k] : starts[k + 1]], starts, columns, axis, given["request"], perm, entry)
 
 
+@staged
 def shard_from_rows(
     rows_of: Callable[[int, int], Any],
     n: int,
@@ -103,6 +108,7 @@ def shard_from_rows(
     dtype: Any = None,
     backend: str = "auto",
     max_bytes: int | None = None,
+    progress: bool = False,
     **layout: Any,
 ) -> ShardedMatrix:
     """A square matrix that no host holds whole: each process makes and holds only the rows of its own devices.

@@ -16,6 +16,7 @@ from jax.core import Tracer
 
 from jaxsparse_fmt._arguments import as_floating, is_sparse, owned, real_number, whole_number
 from jaxsparse_fmt._dtypes import floating_dtype
+from jaxsparse_fmt._progress import BAR, Reports, Watcher
 from jaxsparse_fmt._text import readable_bytes
 from jaxsparse_fmt.core.basis import IDENTITY, Operator
 from jaxsparse_fmt.formats import memory
@@ -263,6 +264,15 @@ def check_free_memory(needed: int, what: str, cure: str, free_bytes: Callable[[]
         raise ValueError(
             f"{what} take {readable_bytes(needed)}, and only {readable_bytes(free)} of memory are free; {cure}"
         )
+
+
+def watcher(progress: Any) -> Watcher | None:
+    """What a solver reports to; the bar for True."""
+    if progress is None or isinstance(progress, (bool, np.bool_)):
+        return BAR if progress else None
+    if not callable(progress):
+        raise TypeError(f"progress must be True, a function or None; got {progress!r}")
+    return progress if isinstance(progress, Watcher) else Reports(progress)
 
 
 def function_or_none(f: Any, name: str) -> Any:

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxsparse_fmt._one_kernel import one_kernel
+from jaxsparse_fmt._progress import Reports, Watcher
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from jaxsparse_fmt.core.vector_passes import Pass
@@ -120,7 +121,7 @@ class Options(NamedTuple):
     history_length: int
     steps_per_check: int
     callback: Callable[..., None] | None
-    progress: Callable[..., None] | None
+    progress: Watcher | None
     dtype: Any = None
     values: Any = None
 
@@ -198,7 +199,7 @@ def run(space: Space, method: Method, options: Options, system: System) -> tuple
                 norms = recorded(norms, jnp.where(now.k > loop.k, now.k, -1), now.norm)
             return loop._replace(work=work, k=now.k, norm=now.norm, code=now.code, norms=norms)
 
-        onward = steps(advance, options, unit, method.unrolled)
+        onward = steps(advance, options, lambda loop: (loop.norm * unit,) * 2 + (tolerance * unit,), method.unrolled)
 
         def several(loop: Loop) -> Loop:
             loop = onward(loop)
@@ -243,6 +244,8 @@ def run(space: Space, method: Method, options: Options, system: System) -> tuple
         was_lost = stopping.is_failure(outer.code) & ~jnp.isfinite(norm)
         code = jnp.where(was_lost, jnp.int32(Status.NON_FINITE), code)
     norms = outer.norms if outer.norms is None else jnp.where(outer.norms < 0, outer.norms, outer.norms * unit)
+    if options.progress is not None:
+        tell_end(options.progress, outer.k, least * unit, tolerance * unit, code)
     return found * unit, End(outer.k, least * unit, code, norms, outer.Ax_norm * unit, b_norm * unit)
 
 
@@ -300,8 +303,10 @@ def unless_far(space: Space, A: Map, b: Array, x0: Array, unit: Array, b_squared
     return jnp.where(is_far, b, r), x, jnp.where(is_far, b_squared, squared)
 
 
-def steps(advance: Callable[[Loop], Loop], options: Options, unit: Any, unroll: int) -> Callable[[Loop], Loop]:
-    """A function that advances `steps_per_check` times, and reports to `progress` the norm times `unit`."""
+def steps(
+    advance: Callable[[Loop], Loop], options: Options, watched: Callable[[Loop], Any], unroll: int
+) -> Callable[[Loop], Loop]:
+    """A function that advances `steps_per_check` times, and reports to `progress` the numbers `watched`."""
     number = min(options.steps_per_check, STEPS_PER_CHECK)
 
     def trip(loop: Loop) -> Loop:
@@ -313,11 +318,17 @@ def steps(advance: Callable[[Loop], Loop], options: Options, unit: Any, unroll: 
         if (progress := options.progress) is not None:
             k = jnp.max(loop.k)
             due = k % STEPS_PER_REPORT < number
-            report = functools.partial(jax.debug.callback, lambda k, value: progress(int(k), float(value)))
-            lax.cond(due, report, lambda *_: None, k, jnp.max(loop.norm * unit))
+            lax.cond(due, functools.partial(jax.debug.callback, progress), lambda *_: None, k, *watched(loop))
         return loop
 
     return trip
+
+
+def tell_end(progress: Watcher, k: Array, compared: Any, target: Any, code: Array) -> None:
+    """Reports the end of a solve to a bar."""
+    if not isinstance(progress, Reports):
+        numbers, end = (k, compared, target, jnp.max(code)), progress.end
+        jax.debug.callback(lambda k, compared, target, code: end(k, compared, target, Status(int(code)).name), *numbers)
 
 
 def show(callback: Callable[..., None], moves: Array, x: Array) -> None:

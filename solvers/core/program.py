@@ -19,6 +19,7 @@ import jax
 from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
+from jaxsparse_fmt._progress import BAR
 from jaxsparse_fmt._tracing import PROGRAMS, Parameters, Result, in_trace, sizes
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import Basis
@@ -137,6 +138,7 @@ def _calling() -> Iterator[None]:
         raise
     finally:
         _calls = False
+        BAR.close()
 
 
 class Entry:

@@ -99,7 +99,7 @@ class Settings(TypedDict, total=False):
     maxiter: int | None
     history: bool | int
     callback: Callable[[jax.Array], None] | None
-    progress: Callable[[int, float], None] | None
+    progress: Callable[[int, float], None] | bool | None
     check_every: int | None
     adjoint: Adjoint | Literal["unrolled"]
 
@@ -182,7 +182,7 @@ def _settled(context: Any, default: int, drop: float, *values: Any) -> tuple[Opt
         arguments.history_length(history, known, MAX_HISTORY),
         context[0] if every is None else arguments.int_at_least(every, "check_every", 1),
         arguments.function_or_none(callback, "callback"),
-        arguments.function_or_none(progress, "progress"),
+        arguments.watcher(progress),
     )
     limits = Limits(
         arguments.tolerance(rtol, "rtol"),

@@ -81,7 +81,7 @@ def _program_of(method: Method, narrow: Narrow | None, settings: Any) -> dict[st
     adjoint = settings["adjoint"]
     if isinstance(adjoint, Adjoint):
         adjoint = adjoint.rtol, adjoint.maxiter, adjoint.truncated
-    calls = {name: settings[name] is not None for name in ("progress", "callback")}
+    calls = {name: bool(settings[name]) for name in ("progress", "callback")}
     rest = {"method": words, "adjoint": adjoint, "narrow": narrow and (str(narrow.dtype), narrow.drop)}
     return {name: settings[name] for name in NUMBERS} | calls | rest | {"M": settings["M"]}
 

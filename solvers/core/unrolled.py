@@ -26,7 +26,7 @@ def steps(settings: Any, narrow: Any) -> int:
     if narrow is not None:
         raise ValueError("adjoint='unrolled' is not for refine; unroll the method itself")
     for name in ("callback", "progress"):
-        if settings[name] is not None:
+        if settings[name]:
             raise ValueError(f"adjoint='unrolled' calls no {name}; pass history=True")
     return arguments.int_at_least(settings["maxiter"], "maxiter", 0)
 

@@ -27,6 +27,7 @@ from jax.sharding import PartitionSpec
 
 from jaxsparse_fmt._arguments import real_number
 from jaxsparse_fmt._dtypes import floating_dtype, requested_dtype
+from jaxsparse_fmt._progress import staged
 from jaxsparse_fmt._pytrees import exportable, pytree
 from jaxsparse_fmt._text import readable_bytes
 from jaxsparse_fmt._tracing import concrete, is_on_cpu, standard_promotion
@@ -35,7 +36,6 @@ from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis, Operator
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from solvers.core import arguments
-from solvers.core.arguments import int_at_least
 from solvers.core.diagonal import operand
 from solvers.core.space import HERE, norm
 from solvers.precond import _checks as checks
@@ -152,6 +152,7 @@ def _cycled(M: Multigrid, r: Array) -> Array:
 
 
 @arguments.door
+@staged
 def multigrid(
     A: Any,
     B: Any = None,
@@ -161,6 +162,7 @@ def multigrid(
     theta: float = 0.08,
     dtype: Any = None,
     max_coarse: int | None = None,
+    progress: bool = False,
 ) -> Multigrid:
     """Algebraic multigrid as a preconditioner, set up in float64.
 
@@ -190,6 +192,7 @@ def multigrid(
         the bytes. None takes A's.
       max_coarse: rows up to which a level is inverted densely instead of coarsened. None takes 500;
         for an A of more rows min(500, max(50, √(A.nnz / 10))).
+      progress: True shows a bar on standard error after a second.
 
     Raises:
       TypeError: A is not a sparse matrix, or is traced.
@@ -206,7 +209,7 @@ def multigrid(
       (True, 2)
     """
     degree = _checked(cycle, degree)
-    most = MAX_COARSE if max_coarse is None else int_at_least(max_coarse, "max_coarse", 1)
+    most = MAX_COARSE if max_coarse is None else arguments.int_at_least(max_coarse, "max_coarse", 1)
     if not 0 <= (theta := real_number("theta", theta)) < 1:
         raise ValueError(f"theta must be at least 0 and below 1; got {theta:g}")
 
@@ -290,7 +293,7 @@ def multigrid_from(
 def _checked(cycle: str, degree: Any) -> int:
     if cycle not in ("V", "W"):
         raise ValueError(f"unknown cycle {cycle!r}; choose V or W")
-    return int_at_least(degree, "degree", 1)
+    return arguments.int_at_least(degree, "degree", 1)
 
 
 def _stored(A: Any, dtype: Any) -> Any:

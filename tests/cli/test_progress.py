@@ -41,9 +41,11 @@ def test_progress_on_a_terminal_is_live_and_goes_away(monkeypatch):
 @given(st.floats(), st.floats(), st.floats())
 def test_any_residual_can_be_shown(start: float, target: float, norm: float):
     shown = []
-    progress.residuals(lambda detail, share: shown.append((detail, share)), start, target, True)(12345, norm)
-    detail, share = shown[0]
-    assert "iteration 12,345" in detail and detail.endswith(" or the least")
+    watcher = progress.Residuals(lambda detail, share: shown.append((detail, share)))
+    watcher(0, start, start, target)
+    watcher(12345, norm, norm, target)
+    detail, share = shown[1]
+    assert "iteration 12,345" in detail and "target" in detail
     assert 0 <= share < 1 and not math.isnan(share)
 
 
