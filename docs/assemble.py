@@ -32,8 +32,8 @@ from solvers import precond  # noqa: E402
 
 EXCHANGE = ("coo", "csc")
 # The menu: what people come for, then the pages of the engine.
-LEARN = """start tasks examples which-solver time-and-newton boundary-conditions differentiate factors batches coming-from
-many-gpus compare command-line troubleshooting"""
+LEARN = """start tasks examples which-solver time-and-newton boundary-conditions differentiate factors batches
+coming-from many-gpus compare command-line troubleshooting"""
 DEPTH = "solvers algebra which-format formats files other-libraries performance measurements papers"
 # Of the contributor's page; the menu shows them below it when it is open.
 PROJECT = "how-it-works add-a-method results what-left versions"

@@ -147,8 +147,8 @@ def device(what: str) -> str:
 
 
 def on_gpu() -> Panel:
-    title = f"Speed of A @ x on one {device('suite_h100')}"
-    return by_class("suite_h100", title, "best of cuSPARSE", figures.SHORT)
+    title = f"Speed of A @ x on one {device('suite_h200')}"
+    return by_class("suite_h200", title, "best of cuSPARSE", figures.SHORT)
 
 
 def on_cpu() -> Panel:
