@@ -189,7 +189,8 @@ class Outcome:
         if not is_one_number(self.code):
             return f"{name}({self._counts()}, {self._content()})"
         norm = f"{self._norm.removesuffix('s')}={self._worst_norm():.3g}"
-        return f"{name}({Status(int(self.code)).name}, iterations={self.iterations}, {norm}, {self._content()})"
+        by = f" by {method}" if (method := getattr(self, "method", "")) else ""
+        return f"{name}({Status(int(self.code)).name}{by}, iterations={self.iterations}, {norm}, {self._content()})"
 
 
 class Told(tuple[str, ...]):

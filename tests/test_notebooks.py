@@ -10,7 +10,7 @@ import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt import _html
-from solvers import Solution, Status
+from solvers import Solution, Status, solve
 
 NAMESPACE = "{http://www.w3.org/2000/svg}"
 
@@ -73,6 +73,13 @@ def test_results_of_several_solves_name_their_statuses():
     shown = facts(sol._repr_html_())
     assert shown["status"] == "2 CONVERGED, 1 MAXITER" and shown["iterations"] == "3 to 9"
     assert shown["residual norm"] == "at most 2"
+
+
+def test_a_repr_has_the_method_that_was_chosen_and_the_options_that_kernels_here_read():
+    A = jsf.from_scipy(sp.eye_array(5), "csr")
+    on_cpu = jax.default_backend() == "cpu"
+    assert ("threads_per_row" in repr(A)) != on_cpu and "threads_per_row" in A.layout
+    assert repr(solve(A, np.ones(5))).startswith("Solution(CONVERGED by ")
 
 
 def test_names_are_shown_as_text():

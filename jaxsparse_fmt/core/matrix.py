@@ -29,6 +29,7 @@ from jaxsparse_fmt.kernels.backends import selection
 FORMATS: dict[str, type[SparseMatrix]] = {}
 # What chooses one of them for a matrix, canonical CSR or of this class, by name; `convert.py` fills it.
 CHOOSERS: dict[str, Callable[[Any, Target], SparseMatrix]] = {}
+KERNEL_OPTIONS = ("threads_per_row", "tile_shape")  # which only kernels of GPUs read
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -132,7 +133,8 @@ class SparseMatrix(OnOneDevice, Faces):
             return f"<{self.values.shape[:-1]} {title} stacked, {facts}, {size}>"
         if not self._has_pattern:
             return f"<{title} without its pattern, {facts}>"
-        options = (f"{k}={v}" for k, v in self.layout.items())
+        unread = KERNEL_OPTIONS if is_on_cpu(self.values) else ()
+        options = (f"{k}={v}" for k, v in self.layout.items() if k not in unread)
         return f"<{', '.join((title, facts, f'fill={self.fill:.3f}', size, *options, *remarks))}>"
 
     @property
