@@ -269,8 +269,8 @@ def _run(options: Options, system: System, inside: bool, rtol_normal: Any = None
         goal = jnp.maximum(tolerance, least * r_norm) * ratio(work.r_norm, r_norm)
 
         def goes_on(loop: Loop) -> Array:
-            w = loop.work
-            return (loop.code == RUNNING) & (w.r_norm > goal) & (w.s_norm > level(w)) & (loop.k < limits.maxiter)
+            unmet = (loop.work.r_norm > goal) & (loop.work.s_norm > level(loop.work))
+            return unmet & (loop.code == RUNNING) & (loop.k < limits.maxiter)
 
         def advance(loop: Loop) -> Loop:
             new, failure = _step(A, E, N, loop.work)
@@ -284,8 +284,7 @@ def _run(options: Options, system: System, inside: bool, rtol_normal: Any = None
             return Loop(work, k, work.r_norm, code, norms)
 
         norms = recorded(state.norms, jnp.where(state.k == 0, 0, -1), s_norm)
-        loop = Loop(work, state.k, work.r_norm, code, norms)
-        # One step a trip, as in `Method.unrolled`: it has two products and about 60 scalars.
+        loop = Loop(work, state.k, work.r_norm, code, norms)  # a trip is one step: two products, about 60 scalars
         several = iterate.steps(advance, options, lambda on: (scaled(on.work.r_norm, e_b), *nearer(on.work)), unroll=1)
         loop = lax.while_loop(lambda loop: jnp.any(goes_on(loop)), several, mesh_axes.varying(loop, loop))
         x = state.x + jnp.where(code == RUNNING, loop.work.x, 0)
@@ -305,9 +304,8 @@ def _run(options: Options, system: System, inside: bool, rtol_normal: Any = None
     x, finite = jnp.where(jnp.isfinite(x), x, 0), jnp.all(jnp.isfinite(state.x), axis=0)
     held = scaled(x, -out)
     # The residual is that of the x returned, where the dtype does not hold all of it.
-    r, s_norm = once_if(
-        jnp.any(held != state.x, axis=0), lambda _, v: _residuals(A, b, v), (state.r, state.s_norm), held
-    )
+    differs = jnp.any(held != state.x, axis=0)
+    r, s_norm = once_if(differs, lambda _, v: _residuals(A, b, v), (state.r, state.s_norm), held)
     lost = state.A_norm * norm(held - state.x) > jnp.maximum(tolerance, relative * state.r_norm)
     rounded = is_rounding(state.code, state.r_norm, state.A_norm * norm(state.x), b_norm, tolerance)
     causes = (~finite, Status.NON_FINITE), (lost, Status.OUT_OF_RANGE), (rounded, Status.ROUNDED)
