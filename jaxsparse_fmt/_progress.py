@@ -88,12 +88,14 @@ class Shown:
 
     Args:
       alive: whether a thread moves the bar between signs.
+      since: seconds that have passed.
     """
 
-    def __init__(self, name: str, alive: bool):
-        self.name, self.begin, self.last, self.bar = name, time.perf_counter(), -math.inf, _by_rich(alive)
+    def __init__(self, name: str, alive: bool, since: float = 0.0):
+        self.name, self.begin, self.last, self.bar = name, time.perf_counter() - since, -math.inf, _by_rich(alive)
         if self.bar is not None:
             self.task = self.bar.add_task(name, total=None if alive else 1.0, detail="")
+            self.bar.tasks[0].start_time -= since
             self.bar.start()
 
     def show(self, detail: str, fraction: float) -> None:
@@ -128,7 +130,7 @@ def _by_rich(alive: bool) -> Any:
     console = Console(stderr=True)
     if not (console.is_terminal or (console.is_jupyter and importlib.util.find_spec("ipywidgets"))):
         return None
-    columns = "{task.description}", progress.BarColumn(24), "{task.fields[detail]}", progress.TimeElapsedColumn()
+    columns = "{task.description}", progress.BarColumn(24), "{task.fields[detail]}", "{task.elapsed:.1f} s"
     return progress.Progress(*columns, console=console, auto_refresh=alive)
 
 
@@ -179,8 +181,8 @@ def stage(name: str, wanted: bool) -> Iterator[None]:
     if not wanted:
         yield
         return
-    begin, shown = time.perf_counter(), []
-    timer = threading.Timer(WORTH, lambda: shown.append(Shown(name, alive=True)))
+    shown: list[Shown] = []
+    timer = threading.Timer(WORTH, lambda: shown.append(Shown(name, alive=True, since=WORTH)))
     timer.daemon = True
     timer.start()
     outcome = "interrupted"
@@ -191,7 +193,6 @@ def stage(name: str, wanted: bool) -> Iterator[None]:
         timer.cancel()
         timer.join()
         for one in shown:
-            one.begin = begin
             one.close(outcome)
 
 
