@@ -12,9 +12,10 @@ import scipy
 from jax.core import Tracer
 
 from jaxsparse_fmt._arguments import as_floating, number, whole_number
-from jaxsparse_fmt._dtypes import requested_dtype
+from jaxsparse_fmt._dtypes import check_keeps_imaginary, index_dtype, requested_dtype
 from jaxsparse_fmt.algebra import by_scipy, on_device, patterns, plans
 from jaxsparse_fmt.algebra.assembly import assembly
+from jaxsparse_fmt.core.entry_index import take
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.core.scipy_names import OPERATORS
 from jaxsparse_fmt.formats import building, memory
@@ -54,11 +55,14 @@ def _item(A: Any, index: Any) -> Any:
     if any(isinstance(i, Tracer) for i in index):
         raise TypeError("an index of a sparse matrix must not be traced, since it decides the pattern; use A @ e")
     rows, columns = index
+    pairs = np.ndim(rows) == np.ndim(columns) == 1
     if np.shape(rows)[1:] == (1,) and np.ndim(columns) and np.shape(columns)[:-1] in ((), (1,)):
         index = np.ravel(rows), np.ravel(columns)  # of numpy.ix_, or rows[:, None]
     index = [i.item() if isinstance(i, np.ndarray | np.generic | jax.Array) and i.ndim == 0 else i for i in index]
     whole = [isinstance(i, int) and not isinstance(i, bool) for i in index]
     places = [[_in_range(i, n)] if one else _places(i, n) for i, one, n in zip(index, whole, A.shape, strict=True)]
+    if pairs:
+        return _at_pairs(A, *places)
     at_hand = by_scipy.at_hand(A, fetched=True)
     if at_hand is not None:
         part = plans.made(by_scipy.crossing(*at_hand, *places), None, A)
@@ -69,6 +73,21 @@ def _item(A: Any, index: Any) -> Any:
         key = None if None in key else ("item", *map(repr, key))
         part = plans.selected("A[...]", key, lambda S: patterns.crossed(S, *places), A)
     return part.todense()[0, 0] if all(whole) else part
+
+
+def _at_pairs(A: Any, rows: Any, columns: Any) -> Any:
+    """The numbers of A at pairs of a row and a column [k]; one row or column serves all."""
+    if rows.size != columns.size and 1 not in (rows.size, columns.size):
+        raise IndexError(
+            f"two arrays list pairs of a row and a column, and have {rows.size} and {columns.size} numbers; for a "
+            "submatrix take A[rows][:, columns]"
+        )
+    S = patterns.patterns_of(A)[0]
+    number = np.arange(1, A.nnz + 1, dtype=index_dtype(A.nnz + 1))
+    S = by_scipy.with_data(patterns.csr(np.asarray(S.indptr), np.asarray(S.indices), S.shape), number)
+    pairs = tuple(map(np.array, np.broadcast_arrays(rows, columns)))
+    entry = np.asarray(S[pairs]) if pairs[0].size else number[:0]
+    return take(A.data, jnp.asarray(np.where(entry > 0, entry - 1, A.nnz)))
 
 
 def _in_range(i: int, n: int) -> int:
@@ -94,12 +113,32 @@ def _places(index: Any, n: int) -> Any:
     return index % n if n else index
 
 
+def _with_diagonal(A: Any, values: Any, k: int) -> SparseMatrix:
+    patterns.check("setdiag", A)
+    k, values = whole_number("k", k, None), as_floating(values, "values")
+    row, col = max(-k, 0), max(k, 0)  # of the diagonal's first place
+    n = min(A.shape[0] - row, A.shape[1] - col)
+    if n <= 0 or values.ndim > 1:
+        raise ValueError(
+            f"setdiag takes a number or one array of them, and a diagonal of a matrix of shape {A.shape}; got values "
+            f"of shape {values.shape}, k={k}"
+        )
+    check_keeps_imaginary(values.dtype, A.dtype)
+    n = min(n, values.size) if values.ndim else n
+    place, values = np.arange(n), (values[:n] if values.ndim else jnp.full(n, values)).astype(A.dtype)
+    D = assembly(row + place, col + place, A.shape, "csr")(values)
+    is_set = (A.col_ids - A.row_ids == k) & (A.row_ids < row + n)
+    others = A.with_data(jnp.where(is_set, 0, A.data))
+    return plans.combined("A.setdiag(values)", others, D, operator.add, patterns.format_of(A))
+
+
 OPERATORS |= {
     "combined": plans.combined,
     "item": _item,
     "product": plans.product,
     "scaled": _scaled,
     "shifted": _shifted,
+    "with_diagonal": _with_diagonal,
 }
 
 

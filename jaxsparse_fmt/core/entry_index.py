@@ -7,6 +7,7 @@ function closes over; if the matrix is an argument, its pattern is traced, and t
 On a CPU, NumPy computes what arrays at hand decide: XLA would take half a second to compile a program for every size.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -259,19 +260,24 @@ def to_scipy(A: Any) -> Csr:
     return scipy.sparse.coo_array((values, (row, col)), shape=A.shape).tocsr()  # sorted: `in_basis` renumbers columns
 
 
-def diagonal(A: Any) -> Array:
+def diagonal(A: Any, k: int) -> Array:
     """As `SparseMatrix.diagonal`."""
     if A.n_stored == 0 or not at_hand(A):
-        return _diagonal_by_program(A)
+        return _diagonal_by_program(A, k)
     with concrete():
-        return put(A._diagonal_on_host(), A.values)
+        return put(A._diagonal_on_host(k), A.values)
 
 
-@by_size
-def _diagonal_by_program(A: Any) -> Array:
+def length_of_diagonal(shape: tuple[int, int], k: int) -> int:
+    return max(min(shape[0] + min(k, 0), shape[1] - max(k, 0)), 0)
+
+
+@functools.partial(by_size, static_argnums=1)
+def _diagonal_by_program(A: Any, k: int) -> Array:
     row, col, _, value = A.entries()
-    n = min(A.shape)
-    return jnp.zeros(n, A.dtype).at[jnp.where(row == col, row, n)].add(value, mode="drop")
+    n = length_of_diagonal(A.shape, k)
+    place = jnp.where(col - row == k, row + min(k, 0), n)
+    return jnp.zeros(n, A.dtype).at[place].add(value, mode="drop")
 
 
 @by_size

@@ -250,16 +250,17 @@ class SparseMatrix(OnOneDevice, Faces):
 
     # ------------------------------------------------------------------------------------------------- conversions
 
-    def diagonal(self) -> Array:
-        """The main diagonal [min(rows, columns)], zero where nothing is stored."""
-        return entry_index.diagonal(self)
+    def diagonal(self, k: int = 0) -> Array:
+        """The diagonal k, positive above the main one, zero where nothing is stored; empty outside the matrix."""
+        return entry_index.diagonal(self, k)
 
-    def _diagonal_on_host(self) -> np.ndarray:
+    def _diagonal_on_host(self, k: int) -> np.ndarray:
         """`diagonal`, by NumPy."""
         row, col, values = self._places_on_host()
-        found = np.zeros(min(self.shape), self.dtype)
-        on = np.flatnonzero((row == col) & (col < found.size))  # padding has column n_cols, and any row
-        found[row[on]] = values[on]
+        found = np.zeros(entry_index.length_of_diagonal(self.shape, k), self.dtype)
+        place = row + min(k, 0)
+        on = np.flatnonzero((col.astype(np.int64) - row == k) & (place < found.size))  # padding lies in column n_cols
+        found[place[on]] = values[on]
         return found
 
     @functools.partial(jax.jit, static_argnames="max_bytes")

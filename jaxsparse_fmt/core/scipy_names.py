@@ -16,6 +16,7 @@ from jaxsparse_fmt._text import readable_bytes
 from jaxsparse_fmt._tracing import is_concrete
 from jaxsparse_fmt._types import Array
 from jaxsparse_fmt.core.basis import Operator
+from jaxsparse_fmt.core.reductions import Reductions, axis_of
 
 # Operations that build a matrix from matrices on one device, by name; `algebra/operations.py` fills it.
 OPERATORS: dict[str, Callable[..., Any]] = {}
@@ -89,8 +90,7 @@ class ScipyNames(Operator):
     def __setitem__(self, index: Any, value: Any) -> NoReturn:
         raise TypeError(
             f"a matrix cannot change, as arrays of JAX cannot: for A[{index!r}] = {value!r} make it anew with other "
-            "values by A.with_data(A.data.at[k].set(value)), where A.row_ids and A.col_ids show the entry k, or add a "
-            "matrix of `from_coo`"
+            "values by A.with_data(A.data.at[k].set(value)), where A.row_ids and A.col_ids show the entry k"
         )
 
     def dot(self, x: Any) -> Any:
@@ -210,14 +210,12 @@ class ScipyNames(Operator):
         """The product entry by entry with another matrix, or with a number."""
         return self * other if np.ndim(other) == 0 else self._combined("A.multiply(B)", other, operator.mul)
 
-    def sum(self, axis: int | None = None) -> Array:
+    def sum(self, axis: Any = None) -> Array:
         """The sum of all entries, or with axis 0 of each column, [n_cols], with axis 1 of each row, [n_rows]."""
-        if axis not in (None, 0, 1, -1, -2):
-            raise ValueError(f"axis must be None, 0 or 1, got {axis!r}")
-        if axis in (0, -2):
+        if (axis := axis_of(axis)) == 0:
             return self._transposed(jnp.ones(self.shape[0], self.dtype))
         rows = self @ jnp.ones(self.shape[1], self.dtype)
-        return rows.sum() if axis is None else rows
+        return rows if axis == 1 else rows.sum()
 
     if not TYPE_CHECKING:
 
@@ -244,7 +242,7 @@ class ScipyNames(Operator):
         raise TypeError("a sparse matrix is no array; use A @ x, A.todense() or A.to_scipy()")
 
 
-class OnOneDevice(ScipyNames):
+class OnOneDevice(Reductions, ScipyNames):
     """The operations of stored and transposed matrices that make new patterns, or read where entries lie.
 
     The result has the format of the operands, or is in "csr" if they differ. SciPy computes it if the values are at
@@ -286,9 +284,15 @@ class OnOneDevice(ScipyNames):
     def multiply(self, other: Any) -> Any:
         """The product entry by entry with another matrix, a number, or a dense array, which broadcasts to A's shape.
 
+        A sparse row, column or single number broadcasts too, in A's pattern.
+
         Raises:
           ValueError: another shape.
         """
+        if isinstance(other, OnOneDevice) and other.shape != self.shape:
+            if self.shape == (1, 1):
+                return other.multiply(self)
+            other = other.todense() if 1 in other.shape else other
         if isinstance(other, np.ndarray | jax.Array | list) and np.ndim(other):
             dense = jnp.atleast_2d(as_floating(other, "the array"))
             if dense.ndim > 2 or any(n not in (1, of_A) for n, of_A in zip(dense.shape, self.shape, strict=False)):
@@ -327,11 +331,23 @@ class OnOneDevice(ScipyNames):
         """
         return OPERATORS["shifted"](self, s)
 
-    def __getitem__(self, index: Any) -> Any:
-        """A[rows, columns] as a matrix; A[i, j] of two integers as a number.
+    def setdiag(self, values: Any, k: int = 0) -> Any:
+        """A new matrix with these numbers on diagonal k, which become entries; A itself cannot change.
 
         Args:
-          index: for each axis an integer, a slice, or an array of integers or booleans; as `numpy.ix_` combines them.
+          values: a number for the whole diagonal, or an array for its first places; may be traced.
+
+        Raises:
+          ValueError: a diagonal outside the matrix, or several axes. TypeError: complex numbers for real entries.
+        """
+        return OPERATORS["with_diagonal"](self, values, k)
+
+    def __getitem__(self, index: Any) -> Any:
+        """A[rows, columns] as a matrix; of two integers a number, of two arrays [k] the numbers at k places, dense.
+
+        Args:
+          index: for each axis an integer, a slice, or an array of integers or booleans; `numpy.ix_` of two arrays gives
+            the submatrix of their rows and columns.
 
         Raises:
           IndexError: out of range, or of another kind. TypeError: a traced index.

@@ -131,8 +131,8 @@ class Transposed(OnOneDevice):
         """
         return self.A._transpose_asformat(name, max_bytes=max_bytes, **layout)
 
-    def diagonal(self) -> Array:
-        return self.A.diagonal()
+    def diagonal(self, k: int = 0) -> Array:
+        return self.A.diagonal(-k)
 
     def todense(self, **options: Any) -> Array:
         return self.A.todense(**options).T

@@ -47,8 +47,8 @@ class CSR(ByRule):
     def csr_arrays(self) -> CsrArrays:
         return CsrArrays(self.data, self.col_idx, self.row_ptr, self.shape)
 
-    def _diagonal_on_host(self) -> np.ndarray:
-        return self._read_only().diagonal().astype(self.dtype, copy=False)
+    def _diagonal_on_host(self, k: int) -> np.ndarray:
+        return self._read_only().diagonal(k).astype(self.dtype, copy=False)
 
     def _read_only(self) -> Csr:
         if self.dtype.itemsize == 2 or not at_hand(self):

@@ -142,7 +142,9 @@ class DIA(ByRule):
         place = (np.asarray(self.start)[:, None] + np.arange(self.shape[0])).reshape(-1)
         return row, col, take(np.asarray(self.values), place)
 
-    def _diagonal_on_host(self) -> np.ndarray:
+    def _diagonal_on_host(self, k: int) -> np.ndarray:
+        if k:
+            return super()._diagonal_on_host(k)
         found = np.zeros(min(self.shape), self.dtype)
         for place in np.asarray(self.start)[np.asarray(self.offsets) == 0]:
             found[:] = np.asarray(self.values)[place : place + found.size]
