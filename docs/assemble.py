@@ -42,7 +42,7 @@ API: dict[str, tuple[str, dict[types.ModuleType, str]]] = {
     "api-make": (
         "Make a matrix",
         {
-            jsf: """from_scipy from_coo from_dense read_mtx assembly from_bcoo from_bcsr from_cupy
+            jsf: """from_scipy from_coo from_csr from_csc from_dense read_mtx assembly from_bcoo from_bcsr from_cupy
             eye diags kron block hstack vstack tril triu prune constrain order"""
         },
     ),

@@ -54,13 +54,14 @@ if TYPE_CHECKING:
     from jaxsparse_fmt import gallery, io, plot
     from jaxsparse_fmt.algebra.constrained import constrain
     from jaxsparse_fmt.distributed import ShardedMatrix, boxes, shard, shard_from_rows
-    from jaxsparse_fmt.interchange import from_bcoo, from_bcsr, from_cupy, to_bcoo, to_bcsr, to_cupy
+    from jaxsparse_fmt.interchange import from_bcoo, from_bcsr, from_csc, from_csr, from_cupy, to_bcoo, to_bcsr, to_cupy
     from jaxsparse_fmt.saved import load, save
 
 __all__ = ["BIELL", "BIJAD", "BSR", "COO", "CSC", "CSR", "CSR5", "DIA", "ELL", "ELLR", "ELLRT", "FORMATS", "HDIA"]
 __all__ += ["HLL", "HYB", "JDS", "PELLR", "PJDS", "SELL"]
 __all__ += ["Basis", "Choice", "Paired", "SparseMatrix", "Transposed", "spmv"]
-__all__ += ["from_bcoo", "from_bcsr", "from_coo", "from_cupy", "from_dense", "from_scipy", "load", "order", "read_mtx"]
+__all__ += ["from_bcoo", "from_bcsr", "from_coo", "from_csc", "from_csr", "from_cupy", "from_dense", "from_scipy"]
+__all__ += ["load", "order", "read_mtx"]
 __all__ += ["assembly", "block", "constrain", "diags", "eye", "hstack", "kron", "plan"]
 __all__ += ["prune", "tril", "triu", "vstack"]
 __all__ += ["to_bcoo", "to_bcsr", "to_cupy"]
@@ -76,7 +77,7 @@ import_late(
         "algebra.constrained": "constrain",
         "distributed": "ShardedMatrix boxes shard shard_from_rows",
         "gallery": "gallery",
-        "interchange": "from_bcoo from_bcsr from_cupy to_bcoo to_bcsr to_cupy",
+        "interchange": "from_bcoo from_bcsr from_csc from_csr from_cupy to_bcoo to_bcsr to_cupy",
         "io": "io",
         "plot": "plot",
         "saved": "load save",

@@ -310,7 +310,7 @@ def canonical(S: Any) -> Csr:
     If there may be duplicates, integers and booleans become float64, in which duplicates are summed.
     """
     if S.format in ("csr", "csc", "bsr"):
-        _check_compressed(S)
+        check_compressed(S)
     elif S.format == "coo":
         for name, index, bound in zip(("row", "col"), S.coords, S.shape, strict=True):
             building.check_range(name, index, bound)
@@ -318,7 +318,7 @@ def canonical(S: Any) -> Csr:
     whole = S.dtype.kind in "iub"  # SciPy would sum such duplicates modulo 2⁸, and booleans not at all
     csr = scipy.sparse.csr_array(S.astype(np.float64) if whole and S.format == "coo" else S)
     if S.format not in ("csr", "csc", "bsr", "coo"):
-        _check_compressed(csr)
+        check_compressed(csr)
     if not csr.has_canonical_format:
         shared = csr is S or np.shares_memory(csr.indices, getattr(S, "indices", ()))
         csr = csr.astype(np.float64) if whole else csr.copy() if shared else csr
@@ -326,7 +326,7 @@ def canonical(S: Any) -> Csr:
     return csr
 
 
-def _check_compressed(S: Any) -> None:
+def check_compressed(S: Any) -> None:
     """Checks a compressed matrix, since SciPy does not check its arrays, and bad ones cause access out of bounds."""
     major, minor = S.shape if S.format != "csc" else S.shape[::-1]
     if S.format == "bsr":

@@ -1,7 +1,8 @@
-"""Conversion to and from matrices of `jax.experimental.sparse`, outside jit and inside, and of CuPy on the device."""
+"""From the arrays of CSR and CSC, to and from matrices of `jax.experimental.sparse`, and of CuPy on the device."""
 
 import functools
 import importlib
+import types
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -13,11 +14,87 @@ from jaxsparse_fmt._arguments import of_jax_sparse
 from jaxsparse_fmt._dtypes import index_dtype
 from jaxsparse_fmt._tracing import concrete, is_on_cpu, is_traced
 from jaxsparse_fmt._types import Array, CsrArrays
+from jaxsparse_fmt.algebra.assembly import checked_shape
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.kernels.layout.address import row_pointers
 
 if TYPE_CHECKING:
     from jax.experimental.sparse import BCOO, BCSR
+
+
+def from_csr(
+    data: Any,
+    indices: Any = None,
+    indptr: Any = None,
+    shape: Any = None,
+    format: str = "auto",
+    dtype: Any = None,
+    **options,
+) -> SparseMatrix:
+    """A matrix from the three arrays of CSR; duplicates are summed, and rows need not be sorted.
+
+    Inside jit, `data` may be traced, as in `from_coo`.
+
+    Args:
+      data, indices: values [k] and their columns [k].
+      indptr: [n_rows + 1], where the rows begin in both.
+      shape: (rows, columns); or SciPy's spelling, from_csr((data, indices, indptr), shape).
+      format, dtype, **options: as in `from_scipy`.
+
+    Raises:
+      ValueError: lengths that do not fit, a pointer that falls, an index outside `shape`, or traced indices.
+      TypeError: indices that are not integers.
+
+    Examples:
+      >>> js.from_csr([1.0, 2.0, 3.0], [0, 0, 1], [0, 1, 3], (2, 2)).todense().tolist()
+      [[1.0, 0.0], [2.0, 3.0]]
+    """
+    data, major, minor, shape = _expanded("csr", data, indices, indptr, shape)
+    return convert.from_coo(major, minor, data, shape, format, dtype, **options)
+
+
+def from_csc(
+    data: Any,
+    indices: Any = None,
+    indptr: Any = None,
+    shape: Any = None,
+    format: str = "auto",
+    dtype: Any = None,
+    **options,
+) -> SparseMatrix:
+    """A matrix from the three arrays of CSC: as `from_csr`, with rows in `indices` and columns that begin at `indptr`.
+
+    Examples:
+      >>> js.from_csc([1.0, 2.0, 3.0], [0, 1, 1], [0, 2, 3], (2, 2)).todense().tolist()
+      [[1.0, 0.0], [2.0, 3.0]]
+    """
+    data, major, minor, shape = _expanded("csc", data, indices, indptr, shape)
+    return convert.from_coo(minor, major, data, shape, format, dtype, **options)
+
+
+def _expanded(kind: str, data: Any, indices: Any, indptr: Any, shape: Any) -> tuple[Any, Any, Any, tuple[int, int]]:
+    """The values, the row or column that the pointer gives each, their indices, and the shape."""
+    if isinstance(data, tuple) and len(data) == 3 and indptr is None:
+        shape = indices if shape is None else shape
+        data, indices, indptr = data
+    if is_traced((indices, indptr)):
+        raise ValueError(
+            f"from_{kind} needs the indices themselves, which are traced here; make the matrix outside jit, and give "
+            "it other values inside, by A.with_data(data)"
+        )
+    with concrete():
+        indices, indptr, shape = np.asarray(indices), np.asarray(indptr), checked_shape(shape)
+    data = data if isinstance(data, jax.Array) else np.asarray(data)
+    if indices.ndim != 1 or indptr.ndim != 1 or data.shape != indices.shape:
+        shapes = ", ".join(str(a.shape) for a in (data, indices, indptr))
+        raise ValueError(
+            f"from_{kind} takes data and indices of one length, and indptr, all one-dimensional; got shapes {shapes}"
+        )
+    if not np.issubdtype(indptr.dtype, np.integer):
+        raise TypeError(f"indptr must hold integers, got dtype {indptr.dtype}")
+    convert.check_compressed(types.SimpleNamespace(format=kind, shape=shape, indices=indices, indptr=indptr))
+    major = np.repeat(np.arange(indptr.size - 1), np.diff(indptr))
+    return data[: major.size], major, indices[: major.size], shape
 
 
 def from_bcoo(B: Any, format: str = "auto", dtype: Any = None, **options: Any) -> SparseMatrix:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy
 from jax.core import Tracer
 from jax.experimental import sparse
 
@@ -162,3 +163,52 @@ def test_csr_arrays_that_are_not_canonical_are_refused(indices, indptr):
 def test_a_matrix_in_another_format_is_refused_with_the_cure():
     with pytest.raises(TypeError, match="tocsr"):
         jsf.from_cupy(S.tocsc())
+
+
+# ------------------------------------------------------------------------------------------- the arrays of CSR and CSC
+
+# Rows of one entry, of two that are not sorted and repeat, and of none; the last number belongs to no row.
+COLUMNS, POINTER, VALUES = np.array([2, 3, 0, 3, 1]), np.array([0, 1, 4, 4]), np.array([1.0, 2, 3, 4, 99])
+COMPRESSED = {
+    "csr": (jsf.from_csr, scipy.sparse.csr_array, (3, 4)),
+    "csc": (jsf.from_csc, scipy.sparse.csc_array, (4, 3)),
+}
+
+
+@pytest.mark.parametrize("kind", COMPRESSED)
+def test_are_three_arrays_the_matrix_of_scipy_with_known_and_with_traced_values(kind):
+    make, of_scipy, shape = COMPRESSED[kind]
+    want = of_scipy((VALUES[:4], COLUMNS[:4], POINTER), shape=shape).toarray()
+    for arrays in ((VALUES, COLUMNS, POINTER), tuple(map(jnp.asarray, (VALUES, COLUMNS, POINTER)))):
+        np.testing.assert_array_equal(make(*arrays, shape).todense(), want)
+        np.testing.assert_array_equal(make(arrays, shape, format="ell").todense(), want)
+    B = make(VALUES.astype(np.float16).tolist(), COLUMNS.tolist(), POINTER.tolist(), shape, "csr", "float32")
+    assert (B.name, B.dtype, B.nnz) == ("csr", np.float32, 3)
+
+    def energy(v):
+        return jnp.sum(make(v, COLUMNS, POINTER, shape, "csr").todense() ** 2)
+
+    slopes = jax.jit(jax.vmap(jax.grad(energy)))(np.stack([VALUES, -VALUES]))
+    np.testing.assert_array_equal(slopes[0], [2.0, 12.0, 6.0, 12.0, 0.0])
+    np.testing.assert_array_equal(slopes[1], -slopes[0])
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"indptr": [0, 2, 1, 4]}, ValueError, "broken row pointer"),
+        ({"indptr": [0, 1, 4]}, ValueError, "broken row pointer"),
+        ({"indptr": [0.0, 1, 4, 4]}, TypeError, "indptr must hold integers"),
+        ({"indices": [2, 3, 0, 4, 1]}, ValueError, "column"),
+        ({"data": [1.0]}, ValueError, r"one length.*got shapes \(1,\), \(5,\), \(4,\)"),
+        ({"shape": None}, ValueError, "shape must be two numbers"),
+    ],
+)
+def test_are_arrays_that_are_no_matrix_refused(change, error, words):
+    with pytest.raises(error, match=words):
+        jsf.from_csr(**{"data": VALUES, "indices": COLUMNS, "indptr": POINTER, "shape": (3, 4)} | change)
+
+
+def test_are_traced_indices_refused_with_the_cure():
+    with pytest.raises(ValueError, match=r"from_csr needs the indices.*with_data"):
+        jax.jit(lambda i: jsf.from_csr(VALUES, i, POINTER, (3, 4)).data)(COLUMNS)

@@ -92,7 +92,7 @@ def coordinates(row: Any, col: Any, shape: Any) -> tuple[Any, Any, tuple[int, in
     row, col = (a if is_on_device else np.asarray(a) for a in (row, col))
     if row.shape != col.shape:
         raise ValueError(f"row and col must have one shape, got {row.shape} and {col.shape}")
-    shape = _shape(shape)
+    shape = checked_shape(shape)
     for name, index in (("row", row), ("col", col)):
         if not np.issubdtype(index.dtype, np.integer) and index.size:
             raise TypeError(f"{name} must hold integers, got dtype {index.dtype}")
@@ -106,7 +106,7 @@ def coordinates(row: Any, col: Any, shape: Any) -> tuple[Any, Any, tuple[int, in
     return row, col, shape
 
 
-def _shape(shape: Any) -> tuple[int, int]:
+def checked_shape(shape: Any) -> tuple[int, int]:
     try:
         rows, cols = (whole_number("shape", n) for n in shape)
     except (TypeError, ValueError):

@@ -23,7 +23,6 @@ OPERATORS: dict[str, Callable[..., Any]] = {}
 # Names of other libraries' matrices, and the calls that stand for them here.
 ELSEWHERE = dict.fromkeys(("in_structure", "out_structure"), "jaxsparse.lineax.SparseOperator(A) for lineax")
 ELSEWHERE |= dict.fromkeys(("indices", "indptr"), "A.csr_arrays()") | {"eliminate_zeros": "jaxsparse.prune(A)"}
-ELSEWHERE |= {name: f"A.data.{name}(), of the stored entries alone" for name in ("max", "mean", "min")}
 MOST_DRAWN = 5_000_000  # entries of a matrix whose picture a notebook shows; a picture needs the pattern on the host
 
 
