@@ -43,12 +43,15 @@ API: dict[str, tuple[str, dict[types.ModuleType, str]]] = {
         "Make a matrix",
         {
             jsf: """from_scipy from_coo from_csr from_csc from_dense read_mtx assembly from_bcoo from_bcsr from_cupy
-            eye diags kron block hstack vstack tril triu prune constrain order"""
+            eye diags random kron kronsum block block_diag hstack vstack tril triu prune constrain order"""
         },
     ),
     "api-matrix": (
         "Use a matrix",
-        {jsf: "SparseMatrix spmv use_backend Transposed Paired Basis to_bcoo to_bcsr to_cupy save load"},
+        {
+            jsf: """SparseMatrix spmv sddmm row_softmax norm use_backend Transposed Paired Basis to_bcoo to_bcsr to_cupy
+            save load"""
+        },
     ),
     "api-solvers": (
         "Solve a system",

@@ -19,9 +19,21 @@ from jaxsparse_fmt._pytrees import exportable
 from jaxsparse_fmt._version import __version__ as __version__
 from jaxsparse_fmt.algebra import plan
 from jaxsparse_fmt.algebra.assembly import assembly
-from jaxsparse_fmt.algebra.operations import block, diags, eye, hstack, kron, prune, tril, triu, vstack
+from jaxsparse_fmt.algebra.operations import (
+    block,
+    block_diag,
+    diags,
+    eye,
+    hstack,
+    kron,
+    kronsum,
+    prune,
+    tril,
+    triu,
+    vstack,
+)
 from jaxsparse_fmt.choose import Choice
-from jaxsparse_fmt.convert import from_coo, from_dense, from_scipy, order, read_mtx
+from jaxsparse_fmt.convert import from_coo, from_dense, from_scipy, order, random, read_mtx
 from jaxsparse_fmt.core.basis import Basis
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.core.scipy_names import spmv
@@ -52,7 +64,9 @@ from jaxsparse_fmt.kernels.backends.selection import BACKENDS, use_backend
 
 if TYPE_CHECKING:
     from jaxsparse_fmt import gallery, io, plot
+    from jaxsparse_fmt.algebra.attention import row_softmax, sddmm
     from jaxsparse_fmt.algebra.constrained import constrain
+    from jaxsparse_fmt.algebra.norms import norm
     from jaxsparse_fmt.distributed import ShardedMatrix, boxes, shard, shard_from_rows
     from jaxsparse_fmt.interchange import from_bcoo, from_bcsr, from_csc, from_csr, from_cupy, to_bcoo, to_bcsr, to_cupy
     from jaxsparse_fmt.saved import load, save
@@ -62,8 +76,8 @@ __all__ += ["HLL", "HYB", "JDS", "PELLR", "PJDS", "SELL"]
 __all__ += ["Basis", "Choice", "Paired", "SparseMatrix", "Transposed", "spmv"]
 __all__ += ["from_bcoo", "from_bcsr", "from_coo", "from_csc", "from_csr", "from_cupy", "from_dense", "from_scipy"]
 __all__ += ["load", "order", "read_mtx"]
-__all__ += ["assembly", "block", "constrain", "diags", "eye", "hstack", "kron", "plan"]
-__all__ += ["prune", "tril", "triu", "vstack"]
+__all__ += ["assembly", "block", "block_diag", "constrain", "diags", "eye", "hstack", "kron", "kronsum", "norm", "plan"]
+__all__ += ["prune", "random", "row_softmax", "sddmm", "tril", "triu", "vstack"]
 __all__ += ["to_bcoo", "to_bcsr", "to_cupy"]
 __all__ += ["BACKENDS", "choose", "gallery", "io", "plot", "save", "use_backend"]
 __all__ += ["ShardedMatrix", "boxes", "shard", "shard_from_rows"]
@@ -74,7 +88,9 @@ for _cls in (*FORMATS.values(), Basis, Paired, Transposed):
 import_late(
     __name__,
     {
+        "algebra.attention": "row_softmax sddmm",
         "algebra.constrained": "constrain",
+        "algebra.norms": "norm",
         "distributed": "ShardedMatrix boxes shard shard_from_rows",
         "gallery": "gallery",
         "interchange": "from_bcoo from_bcsr from_csc from_csr from_cupy to_bcoo to_bcsr to_cupy",

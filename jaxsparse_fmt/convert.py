@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import scipy
 
-from jaxsparse_fmt._arguments import as_floating, of_jax_sparse
+from jaxsparse_fmt._arguments import as_floating, of_jax_sparse, real_number, whole_number
 from jaxsparse_fmt._dtypes import check_keeps_imaginary, floating_dtype, requested_dtype
 from jaxsparse_fmt._progress import staged
 from jaxsparse_fmt._tracing import concrete, is_traced
@@ -257,6 +257,30 @@ def from_dense(a: Any, format: str = "auto", dtype: Any = None, **options: Any) 
         raise ValueError(f"from_dense takes a two-dimensional array, got shape {a.shape}")
     a, dtype = _for_scipy(a, dtype, "the array")
     return from_scipy(scipy.sparse.csr_array(a), format, dtype, **options)
+
+
+def random(
+    m: int, n: int, density: float = 0.01, format: str = "csr", dtype: Any = None, rng: Any = None, **options: Any
+) -> SparseMatrix:
+    """A matrix [m, n] of numbers drawn evenly from [0, 1), at places drawn evenly without repetition.
+
+    Args:
+      density: the part of all places that get an entry, from 0 to 1.
+      format, dtype, **options: as in `from_scipy`.
+      rng: a seed, or a generator of NumPy; None draws another matrix at each call.
+
+    Raises:
+      ValueError: a size below 0, or another density.
+
+    Examples:
+      >>> js.random(10, 20, density=0.1, rng=0).nnz
+      20
+    """
+    shape = whole_number("m", m), whole_number("n", n)
+    if not 0 <= real_number("density", density) <= 1:
+        raise ValueError(f"density must be a number from 0 to 1; got {density}")
+    S = scipy.sparse.random_array(shape, density=density, random_state=np.random.default_rng(rng))
+    return from_scipy(S, format, jax.dtypes.canonicalize_dtype(float) if dtype is None else dtype, **options)
 
 
 def read_mtx(path: Any, format: str = "auto", dtype: Any = None, **options: Any) -> SparseMatrix:

@@ -373,3 +373,13 @@ print(one.filename, one.category.__name__, one.message)
 """
     told = printed("-W", "error", "-c", code)
     assert told.startswith("<string> UserWarning") and "jax_enable_x64" in told and "dtype='float32'" in told
+
+
+def test_does_a_seed_draw_one_matrix_of_the_density_asked_for():
+    A = jsf.random(30, 20, 0.25, rng=1)
+    assert (A.shape, A.name, A.nnz) == ((30, 20), "csr", 150)
+    np.testing.assert_array_equal(A.todense(), jsf.random(30, 20, 0.25, rng=np.random.default_rng(1)).todense())
+    assert A.data.min() >= 0 and A.data.max() < 1 and 0.3 < A.data.mean() < 0.7
+    assert jsf.random(30, 20, 0.25, "ell", "float32").dtype == np.float32
+    with pytest.raises(ValueError, match="from 0 to 1; got 2"):
+        jsf.random(3, 3, 2)

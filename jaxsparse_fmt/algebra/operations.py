@@ -12,13 +12,12 @@ import scipy
 from jax.core import Tracer
 
 from jaxsparse_fmt._arguments import as_floating, number, whole_number
-from jaxsparse_fmt._dtypes import check_keeps_imaginary, index_dtype, requested_dtype
-from jaxsparse_fmt.algebra import by_scipy, on_device, patterns, plans
+from jaxsparse_fmt._dtypes import check_keeps_imaginary, requested_dtype
+from jaxsparse_fmt.algebra import by_scipy, indexing, on_device, patterns, plans
 from jaxsparse_fmt.algebra.assembly import assembly
-from jaxsparse_fmt.core.entry_index import take
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.core.scipy_names import OPERATORS
-from jaxsparse_fmt.formats import building, memory
+from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.kernels.layout.address import expand_ptr
 
 
@@ -43,76 +42,6 @@ def _shifted(A: Any, s: Any) -> SparseMatrix:
     return plans.combined("A.shift(s)", A, diags(jnp.broadcast_to(s, (n,))), operator.add, patterns.format_of(A))
 
 
-def _item(A: Any, index: Any) -> Any:
-    """A[index]: a matrix; with two integers a number."""
-    index = index if isinstance(index, tuple) else (index,)
-    axes = [axis for axis, i in enumerate(index) if i is Ellipsis]
-    if axes:
-        index = (*index[: axes[0]], *[slice(None)] * (3 - len(index)), *index[axes[0] + 1 :])
-    index = (*index, *[slice(None)] * (2 - len(index)))
-    if len(index) > 2 or any(i is None or i is Ellipsis for i in index):
-        raise IndexError(f"a matrix takes one index or two, rows and columns; got {index!r}")
-    if any(isinstance(i, Tracer) for i in index):
-        raise TypeError("an index of a sparse matrix must not be traced, since it decides the pattern; use A @ e")
-    rows, columns = index
-    pairs = np.ndim(rows) == np.ndim(columns) == 1
-    if np.shape(rows)[1:] == (1,) and np.ndim(columns) and np.shape(columns)[:-1] in ((), (1,)):
-        index = np.ravel(rows), np.ravel(columns)  # of numpy.ix_, or rows[:, None]
-    index = [i.item() if isinstance(i, np.ndarray | np.generic | jax.Array) and i.ndim == 0 else i for i in index]
-    whole = [isinstance(i, int) and not isinstance(i, bool) for i in index]
-    places = [[_in_range(i, n)] if one else _places(i, n) for i, one, n in zip(index, whole, A.shape, strict=True)]
-    if pairs:
-        return _at_pairs(A, *places)
-    at_hand = by_scipy.at_hand(A, fetched=True)
-    if at_hand is not None:
-        part = plans.made(by_scipy.crossing(*at_hand, *places), None, A)
-        device = memory.device(A)
-        part = part if device == memory.device() else jax.device_put(part, device)
-    else:
-        key = tuple(p if isinstance(p, slice) else tuple(p) if len(p) < 64 else None for p in places)
-        key = None if None in key else ("item", *map(repr, key))
-        part = plans.selected("A[...]", key, lambda S: patterns.crossed(S, *places), A)
-    return part.todense()[0, 0] if all(whole) else part
-
-
-def _at_pairs(A: Any, rows: Any, columns: Any) -> Any:
-    """The numbers of A at pairs of a row and a column [k]; one row or column serves all."""
-    if rows.size != columns.size and 1 not in (rows.size, columns.size):
-        raise IndexError(
-            f"two arrays list pairs of a row and a column, and have {rows.size} and {columns.size} numbers; for a "
-            "submatrix take A[rows][:, columns]"
-        )
-    S = patterns.patterns_of(A)[0]
-    number = np.arange(1, A.nnz + 1, dtype=index_dtype(A.nnz + 1))
-    S = by_scipy.with_data(patterns.csr(np.asarray(S.indptr), np.asarray(S.indices), S.shape), number)
-    pairs = tuple(map(np.array, np.broadcast_arrays(rows, columns)))
-    entry = np.asarray(S[pairs]) if pairs[0].size else number[:0]
-    return take(A.data, jnp.asarray(np.where(entry > 0, entry - 1, A.nnz)))
-
-
-def _in_range(i: int, n: int) -> int:
-    if not -n <= i < n:
-        raise IndexError(f"index {i} is out of range for an axis of {n}")
-    return int(i) % n
-
-
-def _places(index: Any, n: int) -> Any:
-    if isinstance(index, slice):
-        return index
-    index = np.asarray(index)
-    if index.ndim != 1 or (index.dtype != bool and not np.issubdtype(index.dtype, np.integer) and index.size):
-        raise IndexError(f"an index is an integer, a slice, or one axis of integers or booleans; got {index!r}")
-    if index.dtype == bool:
-        if index.size != n:
-            raise IndexError(f"a mask for an axis of {n} must have {n} booleans, got {index.size}")
-        return np.flatnonzero(index)
-    index = index.astype(np.int64)
-    if index.size and not (-n <= index.min() and index.max() < n):
-        bad = index.max() if index.max() >= n else index.min()
-        raise IndexError(f"index {bad} is out of range for an axis of {n}")
-    return index % n if n else index
-
-
 def _with_diagonal(A: Any, values: Any, k: int) -> SparseMatrix:
     patterns.check("setdiag", A)
     k, values = whole_number("k", k, None), as_floating(values, "values")
@@ -134,7 +63,7 @@ def _with_diagonal(A: Any, values: Any, k: int) -> SparseMatrix:
 
 OPERATORS |= {
     "combined": plans.combined,
-    "item": _item,
+    "item": indexing.item,
     "product": plans.product,
     "scaled": _scaled,
     "shifted": _shifted,
@@ -231,20 +160,45 @@ def block(blocks: Sequence[Sequence[Any]], *, format: str | None = None) -> Spar
         raise ValueError("block needs at least one matrix")
     if len({len(row) for row in rows}) > 1:
         raise ValueError(f"every row needs the same number of blocks; got {[len(row) for row in rows]}")
-    key = "block", tuple(tuple(A is None for A in row) for row in rows)
     heights = [_common("rows", [A.shape[0] for A in row if A is not None]) for row in rows]
     widths = [_common("columns", [A.shape[1] for A in column if A is not None]) for column in zip(*rows, strict=True)]
-    shape = sum(heights), sum(widths)
-    building.check_result(sum(A.nnz for A in given), shape, on_device.SORTED)
     tops, lefts = ([*itertools.accumulate(sizes, initial=0)] for sizes in (heights, widths))
     corners = tuple((tops[i], lefts[j]) for i, row in enumerate(rows) for j, A in enumerate(row) if A is not None)
+    return _placed("block", given, corners, (tops[-1], lefts[-1]), format)
+
+
+def block_diag(matrices: Sequence[Any], *, format: str | None = None) -> SparseMatrix:
+    """The matrix with these blocks along its diagonal, each below and to the right of the one before.
+
+    Args:
+      matrices: one or more, of any shapes.
+      format: as in `block`.
+
+    Raises:
+      ValueError: no matrix. TypeError: a block that is not a matrix of this library on one device.
+
+    Examples:
+      >>> js.block_diag([A, js.eye(2)]).shape
+      (18, 18)
+    """
+    given = list(matrices)
+    patterns.check("block_diag", *given)
+    if not given:
+        raise ValueError("block_diag needs at least one matrix")
+    tops, lefts = ([*itertools.accumulate((A.shape[axis] for A in given), initial=0)] for axis in (0, 1))
+    return _placed("block_diag", given, tuple(zip(tops, lefts, strict=True))[:-1], (tops[-1], lefts[-1]), format)
+
+
+def _placed(name: str, given: list[Any], corners: Any, shape: tuple[int, int], format: str | None) -> SparseMatrix:
+    """The matrix of blocks whose first row and column are given."""
+    building.check_result(sum(A.nnz for A in given), shape, on_device.SORTED)
 
     def choose(*blocks: Any) -> Any:
         xp = building.namespace(blocks[0].indptr)
         row, col = _shifted_places(xp, [building.entries(S) for S in blocks], corners)
         return patterns.arranged(row, col, shape)
 
-    return plans.selected("block", key, choose, *given, format=format)
+    return plans.selected(name, (corners, shape), choose, *given, format=format)
 
 
 def _common(what: str, sizes: list[int]) -> int:
@@ -297,6 +251,27 @@ def kron(A: Any, B: Any, *, format: str | None = None) -> SparseMatrix:
     if at_hand is not None:
         return plans.made(by_scipy.sorted_rows(scipy.sparse.kron(*at_hand, "csr")), format, A, B)
     return plans.paired(patterns.kronecker, "kron", format, A, B)(A, B, operator.mul)
+
+
+def kronsum(A: Any, B: Any, *, format: str | None = None) -> SparseMatrix:
+    """The Kronecker sum kron(I, A) + kron(B, I), as SciPy's: of two derivatives in one dimension that in two.
+
+    Args:
+      A, B: square, [m, m] and [n, n]; the result is [m·n, m·n].
+      format: of the result; None: that of A and B if they have the same, else "csr".
+
+    Raises:
+      ValueError: a matrix that is not square. TypeError: not a matrix of this library on one device.
+
+    Examples:
+      >>> js.kronsum(A, js.eye(2)).shape
+      (32, 32)
+    """
+    patterns.check("kronsum", A, B)
+    if any(M.shape[0] != M.shape[1] for M in (A, B)):
+        raise ValueError(f"kronsum needs two square matrices, got shapes {A.shape} and {B.shape}")
+    left, right = kron(eye(B.shape[0], dtype=A.dtype), A), kron(B, eye(A.shape[0], dtype=B.dtype))
+    return plans.combined("kronsum", left, right, operator.add, format or patterns.format_of(A, B))
 
 
 def tril(A: Any, k: int = 0) -> SparseMatrix:

@@ -44,6 +44,11 @@ OPERATIONS = {
         lambda A, B, d: jsf.block([[A, B], [None, A.T]]),
         lambda a, b, d: jnp.block([[a, b], [jnp.zeros((4, 4)), a.T]]),
     ),
+    "block_diag": (
+        lambda A, B, d: jsf.block_diag([A, B[:, 1:], A]),
+        lambda a, b, d: jax.scipy.linalg.block_diag(a, b[:, 1:], a),
+    ),
+    "kronsum": (lambda A, B, d: jsf.kronsum(A, B), lambda a, b, d: jnp.kron(I4, a) + jnp.kron(b, I4)),
     "hstack": (lambda A, B, d: jsf.hstack([A, B]), lambda a, b, d: jnp.hstack([a, b])),
     "vstack": (lambda A, B, d: jsf.vstack([A, B]), lambda a, b, d: jnp.vstack([a, b])),
     "kron": (lambda A, B, d: jsf.kron(A, B), lambda a, b, d: jnp.kron(a, b)),
