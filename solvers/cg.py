@@ -89,7 +89,7 @@ def cg(
       rtol, atol: stop when ‖b − A·x‖₂ ≤ max(rtol·‖b‖₂, atol), by the true residual. If rounding errors prevent that,
         as they often do in float32, a solve that stagnates at their level ends as ROUNDED, a success:
         ‖b − A·x‖ ≤ 10·eps·(‖A‖·‖x‖ + ‖b‖) and ≤ eps^¼·‖b‖, so that x is as accurate as the dtype allows. An rtol below
-        eps asks for more, and ends with STAGNATION. Denormal numbers of A and b count as zeros.
+        eps asks for more, and ends with STAGNATION; inf accepts x0. Denormal numbers of A and b count as zeros.
       maxiter: most iterations; None allows 10·n. A solve ends earlier if its residual grows beyond what rounding lets
         it recover from (DIVERGED), or if A proves not symmetric while the residual does not fall.
       history: keep the residual norms: True up to 10,000, a whole number up to that many.

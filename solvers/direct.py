@@ -312,7 +312,7 @@ def _dtype(A: Any, b: Array) -> Any:
 
 def reachable(rtol: Any, A: Any, b: Array) -> Any:
     """rtol, or x's eps if that is larger. Errors as of `arguments.tolerance`."""
-    rtol, eps = arguments.tolerance(rtol, "rtol"), float(jnp.finfo(_dtype(A, b)).eps)
+    rtol, eps = arguments.tolerance(rtol, "rtol", infinite=True), float(jnp.finfo(_dtype(A, b)).eps)
     return jnp.maximum(rtol, eps) if is_traced(rtol) else max(float(rtol), eps)
 
 

@@ -29,6 +29,8 @@ Result = TypeVar("Result")
 
 # Keywords of SciPy before version 1.14 and of lineax, and their names here.
 ELSEWHERE = {"tol": "rtol", "max_steps": "maxiter", "preconditioner": "M", "y0": "x0"}
+# What infinity stands for: float32 holds it, and its product with ‖b‖ = 0 is 0, where that of infinity is NaN.
+ANY = 2.0**126
 
 
 def door(
@@ -202,15 +204,19 @@ def cast(a: Array, dtype: Any) -> Array:
     return a if a.dtype == dtype and not jax.typeof(a).weak_type else a.astype(dtype)
 
 
-def tolerance(value: Any, name: str) -> Any:
+def tolerance(value: Any, name: str, infinite: bool = False) -> Any:
     """A number from 0 up in JAX's default float, traced or a NumPy scalar: an array on the device would cost 50 µs.
 
-    ValueError: negative, NaN or infinite. TypeError: not one number.
+    Args:
+      infinite: whether infinity stands for `ANY`, as for rtol and atol, where SciPy takes it.
+
+    ValueError: negative or NaN, or infinite where that has no sense. TypeError: not one number.
     """
     if isinstance(value, Tracer):
         _check_traced(value, name, np.floating, np.integer)
         return jnp.asarray(value, float)
     number = real_number(name, value)
+    number = ANY if number == math.inf and infinite else number
     if not (number >= 0 and math.isfinite(number)):
         raise ValueError(f"{name} must be a number from 0 up; got {value}")
     return np.asarray(number, jax.dtypes.canonicalize_dtype(float))

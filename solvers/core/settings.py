@@ -30,6 +30,7 @@ STEPS_PER_CHECK_SMALL, SMALL = 40, 250_000  # unknowns, whose steps take less th
 # The settings that `settled` checks.
 NUMBERS = ("rtol", "atol", "maxiter", "history", "check_every")
 CHECKED = (*NUMBERS, "callback", "progress", "adjoint")
+RTOL = 1e-6  # if none is given
 # Iterations that `history=True` records.
 MAX_HISTORY = 10_000
 
@@ -106,7 +107,7 @@ class Settings(TypedDict, total=False):
 
 DEFAULTS: Settings = {
     "M": None,
-    "rtol": 1e-6,
+    "rtol": RTOL,
     "atol": 0.0,
     "maxiter": None,
     "history": False,
@@ -185,8 +186,8 @@ def _settled(context: Any, default: int, drop: float, *values: Any) -> tuple[Opt
         arguments.watcher(progress),
     )
     limits = Limits(
-        arguments.tolerance(rtol, "rtol"),
-        arguments.tolerance(atol, "atol"),
+        arguments.tolerance(rtol, "rtol", infinite=True),
+        arguments.tolerance(atol, "atol", infinite=True),
         limit,
         arguments.tolerance(drop, "drop"),
     )
@@ -198,8 +199,11 @@ def _settled(context: Any, default: int, drop: float, *values: Any) -> tuple[Opt
         return options, Rough(report=adjoint.report), limits
     xp = jnp if isinstance(limit, Tracer) else np  # an operation on the device would cost 10 µs and more
     longest = adjoint.maxiter
+    derivative_rtol = adjoint.rtol
+    if derivative_rtol is None and not isinstance(limits.rtol, Tracer) and limits.rtol >= arguments.ANY:
+        derivative_rtol = RTOL  # with that of the solve, all derivatives would be 0
     limits = limits._replace(
-        derivative_rtol=None if adjoint.rtol is None else arguments.tolerance(adjoint.rtol, "rtol"),
+        derivative_rtol=None if derivative_rtol is None else arguments.tolerance(derivative_rtol, "rtol"),
         derivative_maxiter=xp.maximum(limit, default) if longest is None else arguments.integer(longest, "maxiter"),
     )
     return options, dataclasses.replace(adjoint, rtol=None, maxiter=None), limits
