@@ -105,6 +105,14 @@ def cg(
         "unrolled", which takes at most maxiter steps and differentiates them, for example to train an M: then x and
         residual_norm have derivatives with respect to A, b, x0 and M, and reverse mode stores the vectors of maxiter
         steps.
+      nullspace: the vectors that a singular A takes to 0: "constant", an array [n] or [n, m], or a list of vectors like
+        b; they need not be orthonormal, and M may be singular along them. x is then the shortest least-squares solution
+        A⁺·b, and the status is LEAST_SQUARES if b is not in A's range. Derivatives are those of (P·A·P)⁺·b, where P
+        projects along the vectors, in both cases: those of A⁺·b, as long as the data on which A depends keeps the null
+        space, or the vectors move with it. If A or the vectors are traced, and A does not take these to 0, the
+        status is BREAKDOWN, and derivatives are NaN.
+      left_nullspace: those that Aᴴ takes to 0, for `gmres`, `bicgstab`, `idrs`, `solve` and `direct`; None takes A to
+        be symmetric. It needs as many vectors.
       one_reduction: use the form with one reduction a step instead of two (Chen and Carson 2020), for many devices,
         since a reduction waits for all of them. Without an M it reads and writes one vector less, and is the default
         for a matrix with a real b [n] on a GPU, and in the loop over several devices. With an M it reads and writes
@@ -116,7 +124,8 @@ def cg(
       A `Solution`. Its status reports how the solve ended; x is always finite, and the best one if a solve failed.
 
     Raises:
-      ValueError, TypeError: shapes that do not fit, or invalid arguments.
+      ValueError, TypeError: shapes that do not fit, or invalid arguments, such as dependent vectors of a null space, or
+        some that A does not take to 0: ‖A·z‖ > 1e-6·‖A‖, in float32 1e-5.
 
     Examples:
       >>> sol = js.cg(A, b, rtol=1e-8)

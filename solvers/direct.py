@@ -19,11 +19,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxsparse_fmt._pytrees import brief, exportable, pytree
 from jaxsparse_fmt._tracing import in_trace, is_traced, standard_promotion
+from jaxsparse_fmt.core.basis import IDENTITY
 from solvers import factors, superlu
 from solvers.backends import choice
-from solvers.core import arguments
+from solvers.core import arguments, nullspaces
 from solvers.core.iterate import Method, System, holding
-from solvers.core.operators import promoted
+from solvers.core.operators import operator, promoted
 from solvers.core.scaling import Map
 from solvers.core.settings import DEFAULTS, Adjoint, settled
 from solvers.core.solve import by_method
@@ -178,6 +179,8 @@ def direct(
     adjoint: Adjoint | None = None,
     symmetric: bool | None = None,
     backend: str = "auto",
+    nullspace: Any = None,
+    left_nullspace: Any = None,
 ) -> Solution:
     """Solves A·x = b by LU factors, where a Krylov method fails or A is small; as SciPy's `spsolve`.
 
@@ -189,6 +192,8 @@ def direct(
         taken as eps: 0 asks for an x as accurate as the dtype allows.
       adjoint: as in `cg`.
       symmetric, backend: as in `factorized`.
+      nullspace, left_nullspace: as in `cg`; the factors are those of the bordered matrix [[A, L], [Zᴴ, 0]], for which
+        the pattern of A must be known. They are made anew at each call.
 
     Returns:
       A `Solution`, whose iterations are the solves with the factors, at most 10, and whose `method` names the backend.
@@ -204,12 +209,26 @@ def direct(
       <Status.CONVERGED: 0>
     """
     b = arguments.vectors(b, "b")
+    given = {"nullspace": nullspace, "left_nullspace": left_nullspace, "adjoint": adjoint}
+    if spaces := nullspaces.given(given, b.shape[0], None, False):
+        return _bordered(A, b, spaces, rtol, atol, adjoint, symmetric, backend)
     try:
         M, name = prepared(A, not in_trace(), "direct", backend, symmetric)
         sol = by_factors(A, b, None, _settings(M, A, b, rtol, atol, adjoint))
         return dataclasses.replace(sol, _told=Told((f"direct by {name}",)))
     except SolverError as error:
         return by_method(unsolved(error.status), A, b, None, DEFAULTS | {"adjoint": adjoint or Adjoint()})
+
+
+def _bordered(A: Any, b: Array, given: Any, rtol: Any, atol: Any, adjoint: Any, symmetric: Any, backend: str) -> Any:
+    """The shortest solution of a singular system, by the factors of [[A, σ·L], [σ·Zᴴ, 0]], which is regular."""
+    n, b = b.shape[0], arguments.cast(b, _dtype(A, b))
+    spaces = nullspaces.found(operator(A, n, "A"), IDENTITY, b, given)
+    rhs = jnp.concatenate([b, jnp.zeros((len(spaces.Z), *b.shape[1:]), b.dtype)])
+    options = {"rtol": rtol, "atol": atol, "adjoint": adjoint, "symmetric": symmetric, "backend": backend}
+    sol = direct(factors.bordered(A, *spaces[:3]), rhs, **options)
+    limits = settled(_settings(None, A, b, rtol, atol, adjoint), b, n, STEPS)[2]
+    return nullspaces.shortest(dataclasses.replace(sol, x=sol.x[:n]), A, b, spaces, IDENTITY, limits)
 
 
 RECIPE = ("lu",)

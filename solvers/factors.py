@@ -17,8 +17,11 @@ from jax import Array, lax
 from jaxsparse_fmt._pytrees import exportable, pytree
 from jaxsparse_fmt._tracing import by_size, is_traced, standard_promotion
 from jaxsparse_fmt._types import CsrArrays
+from jaxsparse_fmt.algebra.operations import block
+from jaxsparse_fmt.convert import from_coo
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import Operator
+from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.core.triangular import Triangle
 from solvers import backends, superlu
 from solvers.batched import known
@@ -173,3 +176,12 @@ def _triangle(S: Any, upper: bool, dtype: Any, D: np.ndarray | None = None) -> T
     data = (data if D is None else data / D[row]).astype(dtype, copy=False)
     ptr = S.indptr - np.arange(n + 1, dtype=row.dtype)  # every column has its entry on the diagonal
     return Triangle.of(CsrArrays(data, row, ptr, S.shape), upper, rounded=True)
+
+
+def bordered(A: Any, Z: Array, L: Array, shift: Array) -> SparseMatrix:
+    """[[A, σ·L], [σ·Zᴴ, 0]], which is regular, of a singular A with these null spaces [m, n], and scaled like A."""
+    m, n = Z.shape
+    row, col = np.indices((m, n)).reshape(2, -1)
+    right = from_coo(col, row, jnp.ravel(jnp.abs(shift) * L), (n, m))
+    below = from_coo(row, col, jnp.ravel(jnp.abs(shift) * Z.conj()), (m, n))
+    return block([[A, right], [below, None]])

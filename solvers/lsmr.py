@@ -25,6 +25,7 @@ from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import within
 from solvers.core import arguments, iterate
 from solvers.core.iterate import Options, System
+from solvers.core.nullspaces import KEYWORDS
 from solvers.core.operators import preconditioner, traced
 from solvers.core.program import Entry
 from solvers.core.scaling import Map, scaled
@@ -57,7 +58,7 @@ class LeastSquaresSolution(Solution):
     normal_residual_norm: Array
 
 
-@solver()
+@solver(KEYWORDS)
 def lsmr(A: Any, b: Any, x0: Any = None, *, damp: float = 0.0, **settings: Unpack[Settings]) -> LeastSquaresSolution:
     """The x that minimises ‖b − A·x‖² + damp²·‖x‖², for A of any shape; the shortest such x if x0 is None.
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from solvers import on_host
 from solvers.core import arguments, opaque
+from solvers.core.nullspaces import KEYWORDS
 from solvers.core.space import length
 from solvers.core.stopping import ROUNDED
 from solvers.direct import placed_like
@@ -35,7 +36,7 @@ def of_least_squares(A: Any, b: Any, x: Any, code: Any) -> Any:
 
 def by_lsmr(A: Any, b: Any, x0: Any, settings: Any) -> Solution:
     """A least-squares solution, the shortest one if x0 is None; LEAST_SQUARES if it does not solve the system."""
-    sol = lsmr(A, b, x0, **settings)
+    sol = lsmr(A, b, x0, **{name: value for name, value in settings.items() if name not in KEYWORDS})
     code = _code_of_system(sol.code, sol.residual_norm, b, settings["rtol"], settings["atol"])
     x = opaque.Withheld()((sol.x, code == Status.LEAST_SQUARES))
     return Solution(x, code, sol.n_iterations, sol.residual_norm, sol.norms)

@@ -50,7 +50,7 @@ _MESSAGES = {
     Status.CONVERGED: "the true residual meets the tolerance",
     Status.MAXITER: "maxiter reached before the tolerance; raise maxiter, loosen rtol, or take a better M",
     Status.BREAKDOWN: "the method broke down: its next direction vanished before the tolerance was met; the matrix "
-    "may be singular, or rtol and atol ask for more than zero residual",
+    "may be singular, rtol and atol may ask for more than zero residual, or nullspace= is not taken to zero",
     Status.STAGNATION: "the true residual stopped falling above the tolerance: at the limit of the dtype's precision, "
     "where a larger rtol helps, and float64 where x is float32; or the method needs a better M, gmres a larger restart",
     Status.NOT_POSITIVE_DEFINITE: "the matrix or the preconditioner is not definite, or not positive definite where "

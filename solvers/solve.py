@@ -19,7 +19,18 @@ from solvers.facts import Facts, Memory, NotFinite, Success, is_plain, recalled
 from solvers.on_host import refined
 from solvers.shortest import shortened
 from solvers.solution import Solution, Status, Told
-from solvers.ways import GIVEN, METHODS, OF_A_FUNCTION, ON_MANY_DEVICES, SUITED, WAYS, WITH_GIVEN_M, Way, first_success
+from solvers.ways import (
+    GIVEN,
+    METHODS,
+    OF_A_FUNCTION,
+    ON_MANY_DEVICES,
+    SUITED,
+    WAYS,
+    WITH_GIVEN_M,
+    Way,
+    first_success,
+    without_null_space,
+)
 
 
 @solver(M="auto")
@@ -61,6 +72,7 @@ def solve(
       M: "auto" makes a preconditioner that suits the method. Anything else, None too, is the M of all methods but the
         direct one.
       maxiter: most iterations, of all methods together; None: for each method 10·n, and about a minute.
+      nullspace, left_nullspace: as in `cg`; then only Krylov methods are tried, and nothing is remembered.
       rtol: as in `cg`, but an rtol below the dtype's eps is taken as eps: 0 asks for an x as accurate as that allows.
 
     Other arguments and the errors are those of `cg`; callbacks and history are those of each method.
@@ -76,14 +88,16 @@ def solve(
       (<Status.CONVERGED: 0>, 'direct')
     """
     options: Any = settings
-    M = options["M"]
-    if remember and x0 is None and method == "auto" and (sol := _again(A, b, options)) is not None:
+    M, singular = options["M"], options["nullspace"] is not None or options["left_nullspace"] is not None
+    if remember and x0 is None and method == "auto" and not singular and (sol := _again(A, b, options)) is not None:
         return sol
     check_choice("method", method, ("auto", *METHODS, "direct"))
     if isinstance(M, str) and M != "auto":
         raise ValueError(f"M must be 'auto', None, a matrix or a function; got {M!r}; {call_for(M)}")
     if method == "direct" and not isinstance(M, str):
         raise ValueError("method='direct' takes no M; leave it out")
+    if method == "direct" and singular:
+        raise ValueError("method='direct' takes no nullspace; direct(A, b, nullspace=…) does")
     n = arguments.unknowns(A, b)
     settled(settings, b, n, 10 * n)  # which refuses wrong ones before factors are made
     checked = operator(A, n, "A")
@@ -108,6 +122,8 @@ def solve(
     elif not isinstance(M, str):
         ways = WITH_GIVEN_M if ways is WAYS else ways
         ways = [way if way.method == "direct" else way._replace(M=name) for way in ways]
+    if singular:
+        ways = without_null_space(ways, facts, options["left_nullspace"] is None)
     if not facts.tries or facts.kind == "function":
         return first_success(A, b, x0, options, facts, ways)
     memory = Memory(arguments.still(A), b, settings, options) if remember and ways in (WAYS, ON_MANY_DEVICES) else None

@@ -201,6 +201,16 @@ SUITED = {
 UNSUITED = {Status.NOT_POSITIVE_DEFINITE: ("cg", "fcg"), Status.NOT_SYMMETRIC: ("cg", "fcg", "minres")}
 
 
+def without_null_space(ways: Sequence[Way], facts: Facts, symmetric: bool) -> list[Way]:
+    """The ways that take the null spaces of A: by products; if A is not `symmetric`, by those for any matrix.
+
+    Inside jit, where no failure is seen, they do without incomplete factors, which may have a pivot of 0.
+    """
+    found = [way for way in ways if way.method in METHODS]
+    found = [way for way in found if symmetric or not METHODS[way.method](facts.n).self_adjoint]
+    return [way._replace(M=None) if way.M == "ilu" and not facts.tries else way for way in found]
+
+
 # ------------------------------------------------------------------------------------------------------------ trials
 
 

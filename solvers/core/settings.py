@@ -103,6 +103,8 @@ class Settings(TypedDict, total=False):
     progress: Callable[[int, float], None] | bool | None
     check_every: int | None
     adjoint: Adjoint | Literal["unrolled"]
+    nullspace: Any
+    left_nullspace: Any
 
 
 DEFAULTS: Settings = {
@@ -115,19 +117,22 @@ DEFAULTS: Settings = {
     "progress": None,
     "check_every": None,
     "adjoint": Adjoint(),
+    "nullspace": None,
+    "left_nullspace": None,
 }
 
 
-def solver(**changed: Any) -> Callable[[Callable[P, Result]], Callable[P, Result]]:
+def solver(lacks: tuple[str, ...] = (), **changed: Any) -> Callable[[Callable[P, Result]], Callable[P, Result]]:
     """A decorator: the function's `**settings` arrive complete, and its signature lists each with its default.
 
     Args:
+      lacks: settings that it does not take.
       changed: defaults that differ from `DEFAULTS`.
     """
-    defaults = DEFAULTS | changed
+    defaults = {name: value for name, value in (DEFAULTS | changed).items() if name not in lacks}
     types = inspect.get_annotations(Settings)
     shared = [
-        inspect.Parameter(k, inspect.Parameter.KEYWORD_ONLY, default=defaults[k], annotation=types[k]) for k in types
+        inspect.Parameter(k, inspect.Parameter.KEYWORD_ONLY, default=defaults[k], annotation=types[k]) for k in defaults
     ]
 
     def decorate(function: Callable[P, Result]) -> Callable[P, Result]:

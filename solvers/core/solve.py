@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis, within
-from solvers.core import arguments, precision, unrolled
+from solvers.core import arguments, nullspaces, precision, unrolled
 from solvers.core.iterate import Method, System
 from solvers.core.linear_solve import Solve
 from solvers.core.operators import UserFunction, operator, preconditioner, product_dtype, promoted
@@ -46,6 +46,8 @@ def by_method(method: Method, A: Any, b: Any, x0: Any, settings: Any, narrow: Na
     if adjoint == "unrolled":
         adjoint = unrolled.steps(settings, narrow)
     A = operator(A, n, "A")
+    spaces: Any = nullspaces.given(settings, n, ravel, method.self_adjoint)
+    vectors |= {name: settings.get(name) for name in nullspaces.KEYWORDS}
     inner = None if narrow is None else precision.users_inner(A, inner, n)
     # An inner matrix that the user gave is in the user's order, and so the loop is too.
     basis = A.basis if inner is None else IDENTITY
@@ -69,7 +71,8 @@ def by_method(method: Method, A: Any, b: Any, x0: Any, settings: Any, narrow: Na
     if isinstance(adjoint, Adjoint) and isinstance(M, UserFunction):
         M = as_preconditioner(M)
     calls = callback is not None or options.progress is not None
-    sol = _solve(Solve(method, options, adjoint), (A, inner, M), basis, b, x0, limits, calls=calls)
+    spaces = nullspaces.found(A, basis, b, spaces) if spaces else None
+    sol = _solve(Solve(method, options, adjoint), (A, inner, M), basis, b, x0, limits, spaces, calls=calls)
     return sol if ravel is None else dataclasses.replace(sol, x=ravel.pytree(sol.x))
 
 
@@ -86,20 +89,29 @@ def _program_of(method: Method, narrow: Narrow | None, settings: Any) -> dict[st
     return {name: settings[name] for name in NUMBERS} | calls | rest | {"M": settings["M"]}
 
 
-def _in_basis(solve: Solve, maps: tuple[Any, ...], basis: Basis, b: Array, x0: Any, limits: Limits) -> Solution:
-    options, (A, inner, M) = solve.options, maps
+def _in_basis(
+    solve: Solve, maps: tuple[Any, ...], basis: Basis, b: Array, x0: Any, limits: Limits, spaces: Any
+) -> Solution:
+    options, (A, inner, M), narrow = solve.options, maps, solve.options.dtype or b.dtype
     b, x0 = basis.enter(b), None if x0 is None else basis.enter(x0)
     if options.values is not None:
         inner = precision.narrowed(A, options.values, options.dtype) if inner is None else inner
         M = precision.cast(M, options.dtype)
-    M = None if M is None else within(M, basis)
+    M, singular, rhs = None if M is None else within(M, basis), A, b
+    if spaces is not None:
+        b, x0 = nullspaces.projected(spaces.L, b), None if x0 is None else nullspaces.projected(spaces.Z, x0)
+        A, inner = (nullspaces.deflated(a, spaces, basis.over, dtype) for a, dtype in ((A, b.dtype), (inner, narrow)))
+        M = nullspaces.between(M, spaces, basis.over, narrow, solve.method.least_squares)
     system = System(A, M, b, x0, lax.stop_gradient(limits), inner, basis)
     if isinstance(solve.adjoint, int):
         x, end = unrolled.run(outside(basis), solve.method, options, solve.adjoint, system)
     else:
         x, end = solve(system)  # the primitive: see `Solve.compute`
     norms = end.norms if options.history_length else None
-    return Solution(basis.leave(x), end.code, end.k, end.norm, norms)
+    sol = Solution(x, end.code, end.k, end.norm, norms)
+    if spaces is not None:
+        sol = nullspaces.shortest(sol, singular, rhs, spaces, basis, system.limits)
+    return dataclasses.replace(sol, x=basis.leave(sol.x))
 
 
 def _examples(solve: Solve, b: Array) -> tuple[Any, Any, Any]:
