@@ -64,8 +64,7 @@ def lsmr(A: Any, b: Any, x0: Any = None, *, damp: float = 0.0, **settings: Unpac
 
     Works inside jit, vmap and grad. Differentiable in b, damp and A's values to any order, by two least-squares solves
     with A and Aᴴ, if A has full rank or damp is positive. If the rank is less, the derivative in b is that of the
-    shortest x, and the derivative in A, which exists only for changes that keep the rank, is NaN. So are the
-    derivatives of a solve that failed.
+    shortest x, and the one in A, which only exists for changes that keep the rank, is NaN, as after a failed solve.
 
     Args:
       A: [m, n] matrix: a jaxsparse_fmt format, a dense array, anything with a shape, `@` and `T`; or a pair of

@@ -31,8 +31,7 @@ from solvers.core import arguments
 from solvers.core.program import interrupted_after
 from solvers.precond import _checks as checks
 
-# A pivot below this, relative to the diagonal of A, has broken down.
-SMALLEST_PIVOT = 1e-3
+SMALLEST_PIVOT = 1e-3  # relative to the diagonal of A: a pivot below it has broken down
 # After a breakdown α is FIRST_SHIFT, then doubled, for SHIFTS tries in all (Manteuffel 1980, Math. Comp. 34).
 FIRST_SHIFT, SHIFTS = 1e-2, 20
 GROWTH = 1e3  # of a random vector in a triangular solve, at most
