@@ -339,7 +339,9 @@ def made(trial: Trial, facts: Facts) -> Any:
     if name is None:
         return None
     if name == "factors" and facts.n > SMALL and trial.set_up > HOURS:
-        raise ValueError(f"the factors may take {trial.set_up / 3600:.1g} hours; direct(A, b) tries all the same")
+        raise ValueError(
+            f"the factors may take {float(f'{trial.set_up / 3600:.1g}'):g} hours; direct(A, b) tries all the same"
+        )
     if name == "factors":
         return prepared(A, facts.tries)[0]
     with concrete(A), warnings.catch_warnings():

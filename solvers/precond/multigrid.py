@@ -287,7 +287,7 @@ def multigrid_from(
     A = coarsening.levels[0].A if A is None else A
     if checks.is_sharded(A):
         raise ValueError("levels made elsewhere lie on one device; gather A by from_scipy(A.to_scipy())")
-    return _examined(*_built(A, checks.host(A), coarsening, cycle, degree, dtype))
+    return _examined(*_built(A, checks.host(A), coarsening, cycle, degree, dtype), 4)
 
 
 def _checked(cycle: str, degree: Any) -> int:
@@ -332,14 +332,14 @@ def _built(
     return (M, built.definite) if spread is None else spread.finished(M, built.definite)
 
 
-def _examined(M: Multigrid, definite: bool) -> Multigrid:
-    """M, with a warning if its cycle diverges."""
+def _examined(M: Multigrid, definite: bool, frames: int = 5) -> Multigrid:
+    """M, with a warning, of the caller that many frames above, if its cycle diverges."""
     if M.levels and not definite and (rate := float(_growth(dataclasses.replace(M, order=IDENTITY)))) > 1:
         warnings.warn(
             f"this multigrid cycle diverges: the error grows by a factor of {rate:.3g} a cycle, so that only gmres may "
             "gain from it. For an indefinite or strongly convective A take incomplete_lu, or more smoothing by degree=",
             RuntimeWarning,
-            stacklevel=4,
+            stacklevel=frames,
         )
     return M
 

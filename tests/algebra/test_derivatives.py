@@ -124,7 +124,7 @@ def test_patterns_are_found_while_jit_traces(where):
 
 
 def test_a_solve_with_a_chain_of_operations_differentiates_by_all_that_it_holds():
-    n = 30
+    n, rng = 30, np.random.default_rng(0)  # whatever was drawn before: the derivatives of a failed solve are NaN
     L = sp.csr_array(sp.diags_array([-1.0, 2.5, -1.0], offsets=[-1, 0, 1], shape=(n, n)).astype(np.float32))
     T = sp.csr_array((rng.uniform(1, 2, n).astype(np.float32), (np.arange(n), np.arange(n) // 2)))
     K, P = jsf.from_scipy(L, "csr"), jsf.from_scipy(T, "csr")
@@ -133,7 +133,7 @@ def test_a_solve_with_a_chain_of_operations_differentiates_by_all_that_it_holds(
     def ours(k, p, s):
         Pp = P.with_data(p)
         coarse = Pp.T @ (K.with_data(k).shift(s) @ Pp)
-        return jnp.sum(jnp.sin(cg(coarse, b, rtol=1e-7).x))
+        return jnp.sum(jnp.sin(cg(coarse, b, rtol=1e-6).x))
 
     def dense(k, p, s):
         D, Pp = jnp.zeros((n, n)).at[place].set(k) + s * jnp.eye(n), jnp.zeros((n, n // 2)).at[place_p].set(p)

@@ -201,6 +201,11 @@ def test_an_explicit_mesh_without_a_context_works_as_an_auto_one():
     for axes in PLACES:
         close(B @ placed(MESHES["explicit"], X, *axes), D @ X)
     copies, lone = placed(MESHES["explicit"], X[:, 0], None), jax.device_put(X[:, 0], jax.devices("cpu")[1])
+    solved = jax.grad(lambda b: jnp.sum(cg(B, b, rtol=1e-12).x))
+    by_b = np.linalg.solve(D.T, np.ones(len(D)))
+    for b in (copies, lone):
+        close(solved(b), by_b, 1e-8)
+    close(jax.jit(solved)(copies), by_b, 1e-8)
     gradient = jax.grad(lambda x: jnp.sum((B @ x) ** 2))
     for by_x in (gradient(copies), jax.jit(gradient)(copies), gradient(lone)):
         close(by_x, 2 * D.T @ D @ X[:, 0])
