@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import importlib.util
+import io
 import math
 import sys
 import threading
@@ -21,9 +22,9 @@ WORTH = 1.0  # seconds after which a conversion or a set-up shows a bar
 
 
 def write(text: str) -> None:
-    """Writes to standard error; ignores that it is full or closed."""
-    with contextlib.suppress(OSError):
-        print(end=text, file=sys.stderr, flush=True)
+    """Writes to standard error; ignores that it is full, closed or absent."""
+    with contextlib.suppress(OSError, ValueError):
+        print(end=text, file=sys.stderr or io.StringIO(), flush=True)
 
 
 # ------------------------------------------------------------------------------------------------- what solvers report

@@ -33,13 +33,14 @@ from solvers.core.iterate import System
 from solvers.core.linear_solve import product, transposed
 from solvers.core.scaling import Map, exponent_of, power_of_two
 from solvers.core.stopping import ROUNDED, End, is_failure, status_of
+from solvers.core.vectors import matmul
 from solvers.host import MMD, Host, column_counts
 from solvers.solution import Status
 
 MOST = 2**17  # unknowns, and entries, of a pattern that is analysed
-UPDATES = 2**22  # of an elimination, whose indices take 4 bytes each
+UPDATES = 2**22  # of an elimination; their indices take 16 bytes each
 ALONE = 2**17  # updates of a single system that cost less than a call of the host, half a millisecond
-FEW = 64  # unknowns, up to which a GPU factors dense matrices: fewer steps than by levels
+SMALL = 64  # unknowns, up to which a GPU factors dense matrices: fewer steps than by levels
 DENSE = 512  # unknowns, up to which a system that needs pivots is factored as a dense one
 ENTRIES = 2**24  # of dense matrices that are factored at once
 STEPS = 10  # of refinement, at most
@@ -107,7 +108,7 @@ def known(A: Any) -> Known | None:
         return _known.get("known", [row, col], lambda: Known(A.shape[0], np.asarray(row), np.asarray(col)))
 
 
-def solver(pattern: Known, alone: Solver) -> Solver:
+def on_device(pattern: Known, alone: Solver) -> Solver:
     """`alone` for one system whose values are traced, and a solve on the device for a batch of them under vmap."""
 
     def solved(system: System, is_transposed: bool) -> tuple[Array, End]:
@@ -186,7 +187,7 @@ def _solved(pattern: Known, system: System, axes: Any, is_transposed: bool, alon
     by_levels = memory.device().platform != "cpu"  # of which each takes a GPU a few microseconds
     if by_levels and pattern.is_tridiagonal:
         inverse = _tridiagonal(pattern, parts.values, way)
-    elif plan is None or (by_levels and pattern.n <= FEW):
+    elif plan is None or (by_levels and pattern.n <= SMALL):
         inverse = _dense(pattern, parts.values, way)
     else:
         bytes_of_all = batch * plan.places * parts.values.dtype.itemsize
@@ -305,7 +306,7 @@ def _by_dense(pattern: Known, system: System, is_transposed: bool) -> tuple[Arra
     cols = _inverse_size(jnp.max(jnp.abs(rows[:, None] * D), axis=0))
     scaled = rows[:, None] * D * cols
     inverse = jnp.linalg.inv(scaled)
-    x, end = _refined(lambda v: v @ D.T, lambda r: (r * rows) @ inverse.T * cols, parts)
+    x, end = _refined(lambda v: matmul(v, D.T), lambda r: matmul(r * rows, inverse.T) * cols, parts)
     condition = jnp.linalg.norm(scaled, 1) * jnp.linalg.norm(inverse, 1)
     is_lost = is_failure(end.code) & (end.code != Status.NON_FINITE)
     is_singular = is_lost & ~(condition * jnp.finfo(D.dtype).eps < 0.1)

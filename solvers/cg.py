@@ -96,8 +96,9 @@ def cg(
       callback: called as callback(x) after every iteration, as in SciPy; copies x to the host each time. Not available
         for a matrix over several devices.
       progress: True shows a bar on standard error, with the quantity that the stopping rule compares and its target.
-        A function is called as progress(iterations, residual_norm). Both see about every 16th iteration. Outside jit a
-        solve with a callback or progress returns after the last call, and compiles for a new function.
+        A function is called as progress(iterations, residual_norm). Both see about every 16th iteration, and under vmap
+        every one of each system. Outside jit a solve with a callback or progress returns after the last call, and
+        compiles for a new function.
       check_every: iterations between checks, at most 1000; None takes 1 on a CPU, and on a GPU, where a check waits for
         a copy to the host, 10 or 40, or fewer with an M of many arrays, such as `precond.multigrid`. It changes neither
         the answer nor the reported iterations.

@@ -11,7 +11,7 @@ from jax import Array
 from jaxsparse_fmt._pytrees import pytree
 from jaxsparse_fmt.core.basis import IDENTITY, Reordered
 from solvers import superlu
-from solvers.batched import SHRINKS, Known, solver
+from solvers.batched import SHRINKS, Known, on_device
 from solvers.core.iterate import System
 from solvers.core.stopping import ROUNDED, End, Limits
 from solvers.host import MMD
@@ -61,7 +61,7 @@ def whole(system: System, is_transposed: bool) -> tuple[Array, End]:
     """A solve by one call of the host, or on the device."""
     M = system.M.A if isinstance(system.M, Reordered) else system.M
     pattern = M.factors.known
-    by = _by_host if pattern is None or not pattern.is_served else solver(pattern, _by_host)
+    by = _by_host if pattern is None or not pattern.is_served else on_device(pattern, _by_host)
     return by(system, is_transposed)
 
 

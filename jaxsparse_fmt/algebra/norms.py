@@ -14,7 +14,7 @@ def norm(A: Any, ord: Any = None, axis: Any = None) -> Array:
     """A norm of A, by SciPy's names, or the norms of its columns (axis 0) or rows (axis 1).
 
     Args:
-      ord: None or "fro": √Σ|a|², also of rows and columns, where 2 says the same; 1 and -1: the greatest and the least
+      ord: None, or "fro" for the matrix and 2 along an axis: √Σ|a|²; 1 and -1: the greatest and the least
         sum of absolute values in a column; inf and -inf: in a row. Along an axis 1 sums them, and inf takes the
         greatest. The spectral norm is `svds(A, 1).s[0]`.
       axis: None or (0, 1), 0 for each column, 1 for each row.
@@ -38,5 +38,6 @@ def norm(A: Any, ord: Any = None, axis: Any = None) -> Array:
         sums = abs(A).sum(0 if abs(ord) == 1 else 1)
         return sums.max() if ord > 0 else sums.min()
     if ord in (None, 2):
-        return jnp.sqrt(abs(A).power(2).sum(axis))
+        squares = abs(A).power(2).sum(axis)
+        return jnp.where(squares == 0, 0, jnp.sqrt(jnp.where(squares == 0, 1, squares)))  # an empty row has slope 0
     return abs(A).sum(axis) if ord == 1 else abs(A).max(axis)

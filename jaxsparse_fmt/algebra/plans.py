@@ -243,8 +243,8 @@ def _check_product(A: Any, B: Any) -> None:
 def matmul(A: Any, B: Any, *, format: str | None = None) -> Product | DenseProduct:
     """The plan of A @ B, with 8 bytes for each product of two entries. Sums that cancel stay entries.
 
-    On a CPU the plan of two matrices that are nearly full multiplies dense arrays. An infinite entry or a NaN then
-    makes its whole row or column of the product NaN.
+    On a CPU the plan of two matrices that are nearly full multiplies dense arrays. An entry that is not finite then
+    also makes those entries of its row or column NaN to which it should add nothing.
 
     Args:
       format: of the result; None: that of A and B if they have the same, else "csr".

@@ -65,9 +65,9 @@ class Elimination:
     def updates(self) -> tuple[np.ndarray, ...]:
         """A[t] −= L[p]·U[q] for the entries p and q of column k: t, p, q and k, each [updates], k increasing."""
         count = np.diff(self.start).astype(np.int64)
-        k = np.repeat(np.arange(self.n), count**2)
+        k = np.repeat(np.arange(self.n, dtype=np.int32), count**2)
         within = np.arange(len(k)) - np.repeat(np.cumsum(count**2) - count**2, count**2)
-        p, q = self.start[k] + within // count[k], self.start[k] + within % count[k]
+        p, q = ((self.start[k] + part).astype(np.int32) for part in (within // count[k], within % count[k]))
         return self._found(self.row[p].astype(np.int64), self.row[q]), p, q, k
 
     @functools.cached_property

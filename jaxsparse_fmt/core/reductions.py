@@ -4,6 +4,7 @@ The columns of A are the rows of A.T, whose entries lie in order: one pass over 
 """
 
 import functools
+import math
 from typing import Any
 
 import jax
@@ -99,7 +100,8 @@ class Reductions:
     def mean(self, axis: Any = None) -> Array:
         """`sum(axis)`, divided by the number of places that each sum is over."""
         axis = axis_of(axis)
-        return self.sum(axis) / np.prod(self.shape if axis is None else self.shape[axis])
+        places = float(math.prod(self.shape) if axis is None else self.shape[axis])
+        return (self.sum(axis).astype(jnp.promote_types(self.dtype, jnp.float32)) / places).astype(self.dtype)
 
     def count_nonzero(self, axis: Any = None) -> Array:
         """The number of entries that are not zero, of all or of each column or row; `nnz` counts zeros too."""
@@ -135,7 +137,7 @@ class Reductions:
         """
         if not isinstance(n, Tracer) and not real_number("n", n) > 0:
             raise ValueError(f"power takes an n above 0, since a sparse matrix keeps its zeros; got {n}")
-        return self.with_data(self.data**n)
+        return self.with_data(self.data ** (n.item() if isinstance(n, np.generic) else n))
 
 
 def _sizes(R: Any, row: Array | None) -> tuple[int, int]:
@@ -173,7 +175,8 @@ def _shared_slope(data, row, top, tangent, n_rows, length):
     else:
         wins, count = data == top[row], _counts(row, n_rows)
         add = lambda a: segment_sum(a, row, n_rows, indices_are_sorted=True)  # noqa: E731
-    share = add(wins.astype(tangent.dtype)) + jnp.where(top == 0, length - count, 0).astype(tangent.dtype)
+    others = float(length - count) if row is None else length - count  # which 32 bits may not hold
+    share = add(wins.astype(tangent.dtype)) + jnp.where(top == 0, others, 0).astype(tangent.dtype)
     return add(jnp.where(wins, tangent, 0)) / share
 
 

@@ -248,7 +248,7 @@ class ShardedMatrix(ShardedAlgebra):
         """The matrix with rows and columns of zeros after its own, so that the number of devices divides their numbers.
 
         Its vectors and its `data`, which end with places that nothing reads and results leave zero, lie in even blocks:
-        of none does a device have more than its own. JAX has no blocks of unequal size, so that the vectors of a matrix
+        no device has more than its own part. JAX has no blocks of unequal size, so that the vectors of a matrix
         that is not padded are whole on all devices outside of jit. `nnz` and `to_scipy` know no padding.
         """
         bases = ((name, getattr(self, name)) for name in ("domain", "range", "data_basis"))

@@ -100,7 +100,7 @@ def given(settings: Any, n: int, ravel: Any, self_adjoint: bool) -> list[Any]:
     if Z is None:
         raise ValueError("left_nullspace needs nullspace, the vectors that A itself takes to 0")
     if L is not None and self_adjoint:
-        raise ValueError("left_nullspace is for gmres, bicgstab and idrs; here A is symmetric: leave it out")
+        raise ValueError("left_nullspace is for A that is not symmetric: take gmres, bicgstab or idrs, or leave it out")
     if settings["adjoint"] == "unrolled":
         raise ValueError("adjoint='unrolled' takes no nullspace; leave adjoint out")
     both = [_columns(V, n, ravel, name) for V, name in zip((Z, L), KEYWORDS, strict=True) if V is not None]
@@ -154,7 +154,7 @@ def found(A: Any, basis: Basis, b: Array, spaces: list[Array]) -> Spaces:
         cure = "give the vectors that A takes to 0, or leave nullspace out if A is regular"
         raise ValueError(f"A does not take nullspace to 0, but misses it {of_A}; {cure}")
     if of_adjoint and len(spaces) == 1:
-        cure = "take gmres, bicgstab or idrs with left_nullspace=, the vectors that Aᴴ takes to 0"
+        cure = "give left_nullspace=, the vectors that Aᴴ takes to 0, to gmres, bicgstab, idrs, solve or direct"
         raise ValueError(f"A is not symmetric: Aᴴ does not take nullspace to 0, but misses it {of_adjoint}; {cure}")
     if of_adjoint:
         raise ValueError(f"Aᴴ does not take left_nullspace to 0, but misses it {of_adjoint}; give vectors that it does")
@@ -248,4 +248,6 @@ def shortest(sol: Solution, A: Any, b: Array, spaces: Spaces, basis: Basis, limi
     )
     code = jnp.where(~stopping.is_failure(code) & (true > limit), missed, code)
     code = jnp.where(is_wrong & (code != Status.NON_FINITE), jnp.int32(Status.BREAKDOWN), code)
-    return dataclasses.replace(sol, x=x, code=code, residual_norm=sol.residual_norm + (true - norm))
+    return dataclasses.replace(
+        sol, x=x, code=code, residual_norm=sol.residual_norm + jnp.where(jnp.isfinite(norm), true - norm, 0)
+    )

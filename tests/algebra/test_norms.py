@@ -39,3 +39,9 @@ def test_is_another_norm_refused_in_words():
         jsf.norm(A, 2)
     with pytest.raises(ValueError, match="along an axis; got 'fro'"):
         jsf.norm(A, "fro", 0)
+
+
+def test_has_an_empty_row_a_norm_with_slope_zero():
+    E = jsf.from_scipy(sp.csr_array(([2.0], ([0], [0])), shape=(3, 3)), "csr")
+    for slope in (jax.jacfwd, jax.jacrev):
+        np.testing.assert_array_equal(slope(lambda d: jsf.norm(E.with_data(d), axis=0))(E.data), [[1], [0], [0]])

@@ -155,3 +155,19 @@ def test_is_what_has_no_answer_refused_in_words(name):
     use, error, words = REFUSED[name]
     with pytest.raises(error, match=words):
         use()
+
+
+def test_are_numbers_of_places_exact_that_32_bits_do_not_hold():
+    n = 10**5
+    values = np.float32([-1, 2, -3])
+    with jax.enable_x64(False):
+        A = jsf.from_scipy(sp.csr_array((values, (np.arange(3), np.arange(3))), shape=(n, n)), "csr")
+        np.testing.assert_allclose(A.mean(), values.sum() / n**2, rtol=1e-6)
+        np.testing.assert_array_equal(jax.grad(lambda d: A.with_data(-abs(d)).max())(A.data), np.zeros(3))
+        half = jsf.from_scipy(sp.eye_array(300), "csr", dtype=np.float16)
+        np.testing.assert_allclose(half.mean(), 1 / 300, rtol=1e-3)
+
+
+def test_does_a_power_keep_the_dtype_for_a_scalar_of_numpy():
+    A = jsf.from_scipy(S.astype(np.float32), "csr", dtype=np.float32)
+    assert A.power(np.float64(2.0)).dtype == A.power(2.0).dtype == np.float32
