@@ -9,6 +9,7 @@ time, and no status.
 
 import functools
 import hashlib
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -119,15 +120,40 @@ def on_device(pattern: Known, alone: Solver) -> Solver:
             if plan is None or len(plan.place) + len(plan.updates[0]) > ALONE:
                 return alone(system, is_transposed)
             with_axis = jax.tree.map(lambda a: a[None], system)
-            return jax.tree.map(lambda a: a[0], many(with_axis, jax.tree.map(lambda _: 0, system)))
+            return jax.tree.map(lambda a: a[0], many(1, with_axis, jax.tree.map(lambda _: True, system)))
 
         @one.def_vmap
-        def batch(_: int, is_mapped: Any, system: System) -> Any:
-            out = many(system, jax.tree.map(lambda mapped: 0 if mapped else None, is_mapped[0]))
+        def batch(size: int, is_mapped: Any, system: System) -> Any:
+            out = many(size, system, is_mapped[0])
             return out, jax.tree.map(lambda _: True, out)
 
-        def many(system: System, axes: Any) -> tuple[Array, End]:
-            return _solved(pattern, system, axes, is_transposed, alone)
+        def many(size: int, system: System, is_mapped: Any) -> tuple[Array, End]:
+            """The solutions of `size` systems, of which the leaves that are mapped have an axis."""
+
+            @custom_vmap
+            def together(system: System) -> tuple[Array, End]:
+                axes = jax.tree.map(lambda mapped: 0 if mapped else None, is_mapped)
+                return _solved(pattern, system, axes, is_transposed, alone)
+
+            @together.def_vmap
+            def several(count: int, is_outer: Any, system: System) -> Any:
+                """A batch of batches is one batch: else XLA would take both ways of every `lax.cond`."""
+
+                def merged(inner: bool, outer: bool, a: Array) -> Array:
+                    a = a if outer else a[None]
+                    a = a if inner else a[:, None]
+                    return jnp.broadcast_to(a, (count, size, *a.shape[2:])).reshape(count * size, *a.shape[2:])
+
+                is_either = jax.tree.map(operator.or_, is_mapped, is_outer[0])
+                given = jax.tree.map(
+                    lambda either, inner, outer, a: merged(inner, outer, a) if either else a,
+                    *(is_either, is_mapped, is_outer[0], system),
+                )
+                out = many(count * size, given, is_either)
+                out = jax.tree.map(lambda a: a.reshape(count, size, *a.shape[1:]), out)
+                return out, jax.tree.map(lambda _: True, out)
+
+            return together(system)
 
         return one(system)
 
