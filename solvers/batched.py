@@ -246,7 +246,8 @@ def _solved(pattern: Known, system: System, axes: Any, is_transposed: bool, alon
 def _refined(A: Map, inverse: Map, parts: _Parts) -> tuple[Array, End]:
     """x [batch, k, n] ← x + M·(b − A·x) from 0, until each residual meets its tolerance or no longer halves.
 
-    A success is judged by the true residual of x. The code of a failure is STAGNATION, OUT_OF_RANGE or NON_FINITE.
+    A success is judged by the true residual of x. The code of a failure is MAXITER, STAGNATION, OUT_OF_RANGE or
+    NON_FINITE.
     """
 
     def norm(v: Array) -> Array:
@@ -268,9 +269,11 @@ def _refined(A: Map, inverse: Map, parts: _Parts) -> tuple[Array, End]:
         k: Array
         diverges: Array
 
+    def gains(s: State) -> Array:
+        return (s.size > least) & (s.norm > least) & (s.norm <= s.last / 2)
+
     def goes_on(s: State) -> Array:
-        limit = jnp.minimum(parts.maxiter, STEPS)[:, None]
-        return (s.size > least) & (s.norm > least) & (s.norm <= s.last / 2) & (s.k < limit)
+        return gains(s) & (s.k < jnp.minimum(parts.maxiter, STEPS)[:, None])
 
     def step(s: State) -> State:
         now = goes_on(s)
@@ -298,6 +301,7 @@ def _refined(A: Map, inverse: Map, parts: _Parts) -> tuple[Array, End]:
         (~in_range, Status.OUT_OF_RANGE),
         (s.size <= least, Status.CONVERGED),
         (is_rounded, Status.ROUNDED),
+        (gains(s), Status.MAXITER),
         otherwise=Status.STAGNATION,
     )
     return x, End(s.k, s.size * unit[..., 0], code, None, Ax_norm * unit[..., 0])
