@@ -26,16 +26,14 @@ from jaxsparse_fmt.core import lanes, mesh_axes
 from jaxsparse_fmt.core.basis import Reordered
 from jaxsparse_fmt.core.kept import Kept
 from jaxsparse_fmt.formats import memory
-from jaxsparse_fmt.kernels.cpu import elimination
-from jaxsparse_fmt.kernels.cpu.over_rows import over_rows
 from solvers import banded
 from solvers.core import arguments
 from solvers.core.iterate import System
 from solvers.core.linear_solve import product, transposed
 from solvers.core.scaling import Map, exponent_of, power_of_two
-from solvers.core.stopping import ROUNDED, End, is_failure, status_of
+from solvers.core.stopping import End, is_failure, is_rounding, status_of
 from solvers.core.vectors import matmul
-from solvers.host import MMD, Host, column_counts
+from solvers.host import MMD, Host, column_counts, filled
 from solvers.solution import Status
 
 MOST = 2**17  # unknowns, and entries, of a pattern that is analysed
@@ -78,12 +76,8 @@ class Known:
         (_, squares), counts, parent = column_counts(host.pattern, order)
         if squares > UPDATES:
             return None
-        inside = scipy.sparse.csr_array(host.pattern[order][:, order])
-        start = np.append(0, np.cumsum(counts - 1))
-        below = np.zeros(start[-1], np.int32)
-        pattern = inside.indptr.astype(np.int64), inside.indices.astype(np.int32)
-        over_rows(elimination.filled, n, 2 * n, *pattern, parent, start, below, rows=n)
-        return lanes.Elimination(row, col, order, start, below)
+        ordered = scipy.sparse.csr_array(host.pattern[order][:, order])
+        return lanes.Elimination(row, col, order, *filled(ordered, counts, parent))
 
     @property
     def is_served(self) -> bool:
@@ -257,7 +251,6 @@ def _refined(A: Map, inverse: Map, parts: _Parts) -> tuple[Array, End]:
     b = parts.b / unit
     b_norm = norm(b)
     least = jnp.maximum(parts.rtol[:, None] * b_norm, parts.atol[:, None] / unit[..., 0]).astype(b_norm.dtype)
-    eps = jnp.finfo(b.dtype).eps
 
     class State(NamedTuple):
         x: Array  # the best so far
@@ -291,8 +284,7 @@ def _refined(A: Map, inverse: Map, parts: _Parts) -> tuple[Array, End]:
     s = lax.while_loop(lambda s: jnp.any(goes_on(s)), step, mesh_axes.varying(start, (parts, b)))
     A_norm = jnp.max(jnp.abs(parts.values), axis=1, initial=0)[:, None]  # from below
     Ax_norm = A_norm * norm(s.x)
-    limit = jnp.minimum(ROUNDED * eps * (Ax_norm + b_norm), eps**0.25 * b_norm)
-    is_rounded = (s.size <= limit) & jnp.isfinite(Ax_norm) & (least >= eps * b_norm) & ~s.diverges
+    is_rounded = is_rounding(jnp.int32(Status.STAGNATION), s.size, Ax_norm, b_norm, least) & ~s.diverges
     is_finite = jnp.all(jnp.isfinite(parts.values), axis=1)[:, None] & jnp.isfinite(b_norm)
     x = s.x * unit
     in_range = jnp.all(jnp.isfinite(x) & jnp.isfinite(s.y), axis=-1)

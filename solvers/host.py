@@ -298,6 +298,20 @@ def column_counts(pattern: Any, order: np.ndarray) -> tuple[tuple[float, float],
     return (float(np.sum(count)), float(np.sum(count.astype(float) ** 2))), count, parent
 
 
+def filled(pattern: Any, counts: np.ndarray, parent: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """[n + 1] and [fill], where each column of the Cholesky factor begins, and its rows below the diagonal.
+
+    Args:
+      pattern: symmetric, in CSR, in its order of elimination.
+      counts, parent: of `column_counts`.
+    """
+    n, start = len(counts), np.append(0, np.cumsum(counts - 1))
+    below = np.zeros(start[-1], np.int32)
+    ptr, col = pattern.indptr.astype(np.int64), pattern.indices.astype(np.int32)
+    over_rows(elimination.filled, n, 2 * n, ptr, col, parent, start, below, rows=n)
+    return start, below
+
+
 def _by_rows(S: Any, order: np.ndarray) -> Any:
     """A pattern with the factor of AᵀA: each row of A joins its first column in the order to its others."""
     n, rows = len(order), S.tocsr()

@@ -56,10 +56,7 @@ def inverse_entries(found: OnHost | None, entries: Any, i: Any, j: Any) -> np.nd
     ends = np.append(one, other), np.append(other, one)
     pattern = scipy.sparse.csr_array((np.ones(2 * len(one), bool), ends), shape=(n, n))
     _, counts, parent = host.column_counts(pattern, np.arange(n))
-    start = np.append(0, np.cumsum(counts - 1))
-    below = np.zeros(start[-1], np.int32)
-    ptr, index = pattern.indptr.astype(np.int64), pattern.indices.astype(np.int32)
-    over_rows(elimination.filled, n, 2 * n, ptr, index, parent, start, below, rows=n)
+    start, below = host.filled(pattern, counts, parent)
     key = np.repeat(np.arange(n), np.diff(start)) * n + below
 
     def placed(T: Any) -> np.ndarray:
