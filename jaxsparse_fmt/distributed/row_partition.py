@@ -86,23 +86,33 @@ def _by_parts(by: Any, n: int, parts: int) -> tuple[np.ndarray, np.ndarray]:
     return starts.astype(np.int64), np.argsort(part, kind="stable")
 
 
-def boxes(shape: int | Sequence[int], parts: int | Sequence[int]) -> np.ndarray:
-    """The part [points] of each point of a grid that is cut into boxes, for `by=` of `shard`.
+def boxes(shape: int | Sequence[int] | np.ndarray, parts: int | Sequence[int] | np.ndarray) -> np.ndarray:
+    """The part [points] of each point of a grid, or of points in space, cut into boxes, for `by=` of `shard`.
 
-    Boxes have a smaller halo than the strips that `shard` cuts otherwise. The points count along the last axis first,
-    as in `gallery.poisson(shape)`.
+    Boxes have a smaller halo than the strips that `shard` cuts otherwise. The points of a grid count along the last
+    axis first, as in `gallery.poisson(shape)`. Points in space, such as the nodes of a mesh, are halved where they
+    extend farthest, again and again (recursive coordinate bisection; Berger and Bokhari, 1987): parts differ by some
+    points at most.
 
     Args:
-      shape: points along each axis; a number for one axis.
-      parts: how many boxes, cut to separate the fewest neighbours; or how many along each axis.
+      shape: points along each axis of a grid; a number for one axis. Or the coordinates [points, axes] of points.
+      parts: how many boxes, cut to separate the fewest neighbours; or how many along each axis of a grid.
 
     Raises:
-      ValueError: an extent or a number of parts below 1, or not one for each axis.
+      ValueError: an extent or a number of parts below 1, or not one for each axis; a coordinate that is not finite.
+      TypeError: coordinates that are not real.
 
     Examples:
       >>> js.boxes((4, 4), 4).tolist()  # of each point of a grid
       [0, 0, 1, 1, 0, 0, 1, 1, 2, 2, 3, 3, 2, 2, 3, 3]
+      >>> js.boxes(np.array([[0.0, 0.0], [9.0, 1.0], [1.0, 1.0], [8.0, 0.0]]), 2).tolist()
+      [0, 1, 0, 1]
     """
+    if np.ndim(shape) == 2:
+        points, number = _points(shape), whole_number("parts", parts, 1)
+        part = np.zeros(len(points), np.int32)
+        _bisect(points, np.arange(len(points)), 0, number, part)
+        return part
     extents = [whole_number("an extent of the grid", n, 1) for n in np.atleast_1d(shape)]
     if not extents:
         raise ValueError("the grid has no axis; shape is the number of points along each, as in (100, 100)")
@@ -117,6 +127,29 @@ def boxes(shape: int | Sequence[int], parts: int | Sequence[int]) -> np.ndarray:
         box = np.searchsorted(equal(n, p), np.arange(n), side="right") - 1
         out = out[..., None] * p + box
     return out.ravel().astype(np.int32)
+
+
+def _points(coordinates: Any) -> np.ndarray:
+    points = np.asarray(coordinates)
+    if points.dtype.kind not in "iuf":
+        raise TypeError(f"coordinates of points must be real numbers; got {points.dtype}")
+    if not np.isfinite(points).all():
+        raise ValueError("a coordinate of a point is not finite")
+    return points
+
+
+def _bisect(points: np.ndarray, rows: np.ndarray, first: int, parts: int, part: np.ndarray) -> None:
+    """Write into `part` the parts `first` to `first + parts - 1` of these rows of `points`."""
+    if parts == 1 or not len(rows):
+        part[rows] = first
+        return
+    lower = parts // 2
+    middle = len(rows) * lower // parts
+    inside = points[rows]
+    along = inside[:, np.argmax(np.ptp(inside, axis=0))] if inside.shape[1] else np.zeros(len(rows))
+    order = rows[np.argpartition(along, middle)]
+    _bisect(points, order[:middle], first, lower, part)
+    _bisect(points, order[middle:], first + lower, parts - lower, part)
 
 
 def _fewest_cut(extents: list[int], parts: int) -> tuple[int, ...]:

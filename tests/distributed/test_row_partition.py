@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import scipy.sparse as sp
+import scipy.spatial
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt.distributed import row_partition
@@ -53,6 +54,30 @@ def test_boxes_of_a_grid_have_a_smaller_halo_than_strips():
     by_boxes, by_rows = (jsf.shard(S, MESH, format="csr", by=by) for by in (jsf.boxes((24, 24), 8), "rows"))
     assert by_boxes.record.imbalance.halo.max() == 6 + 12 + 12  # 2 × 4 boxes of 12 × 6 points
     assert by_rows.record.imbalance.halo.max() == 48
+
+
+@pytest.mark.parametrize("parts", [1, 5, 8])
+def test_points_are_cut_into_equal_parts_with_a_smaller_halo_than_strips(parts):
+    points = np.random.default_rng(0).random((900, 3)) * [1.0, 2.0, 0.1]
+    part = jsf.boxes(points, parts)
+    sizes = np.bincount(part, minlength=parts)
+    assert part.dtype == np.int32 and sizes.max() - sizes.min() <= 1
+    near = scipy.spatial.KDTree(points).query_pairs(0.09, output_type="ndarray")
+    apart, strips = (np.count_nonzero(p[near[:, 0]] != p[near[:, 1]]) for p in (part, np.arange(900) * parts // 900))
+    assert apart < 0.35 * strips or parts == 1
+
+
+def test_points_that_lie_together_or_are_fewer_than_parts_still_get_one():
+    assert np.array_equal(np.bincount(jsf.boxes(np.zeros((6, 2)), 3)), [2, 2, 2])
+    assert len(set(jsf.boxes(np.arange(3.0)[:, None], 8).tolist())) == 3
+    assert jsf.boxes(np.zeros((0, 2)), 4).shape == (0,)
+
+
+def test_coordinates_that_are_not_finite_or_not_real_are_refused():
+    with pytest.raises(ValueError, match="a coordinate of a point is not finite"):
+        jsf.boxes(np.array([[0.0, np.nan]]), 2)
+    with pytest.raises(TypeError, match="coordinates of points must be real numbers; got complex128"):
+        jsf.boxes(np.zeros((2, 2), complex), 2)
 
 
 def test_boxes_that_do_not_fit_the_grid_are_refused_and_one_axis_may_be_a_number():
