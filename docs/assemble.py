@@ -35,6 +35,7 @@ EXCHANGE = ("coo", "csc")
 LEARN = """start tasks examples which-solver time-and-newton boundary-conditions differentiate factors batches
 coming-from many-gpus compare command-line troubleshooting"""
 DEPTH = "solvers algebra which-format formats files other-libraries performance measurements papers"
+PAGES = [page for page in f"{LEARN} {DEPTH}".split() if page != "examples"]
 # Of the contributor's page; the menu shows them below it when it is open.
 PROJECT = "how-it-works add-a-method results what-left versions"
 # The pages of the reference, by purpose: a title, and names of modules.
@@ -95,6 +96,15 @@ jax.config.update("jax_enable_x64", True)
 S = js.gallery.poisson(4, dim=2)  # 16 × 16
 A, b = js.from_scipy(S, "csr"), np.ones(16)
 mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("rows",))
+"""
+NOT_FOUND = """\
+---
+orphan: true
+---
+# There is no such page
+
+It may have moved: [Start](start.md), [Tasks](tasks.md) and the [reference](reference.md) are still here, and the search
+finds the rest.
 """
 FOLDERS = {"jaxsparse_fmt/formats": "which-format.md", "benchmarks/results": "results.md"}
 # What the list of results shows of a header that has it; one computed from other tables ran on no device.
@@ -261,6 +271,13 @@ GENERATED = {
 LONG = {"reductions": "examples/data_reduction.py", "memory": "tests/formats/test_papers.py"}
 
 
+def guides(name: str, most: int = 4) -> list[str]:
+    """The pages that speak of a name of the library most often."""
+    spoken = re.compile(rf"`{name}`|\bjs\.(?:precond\.)?{name}\b")
+    counts = {page: len(spoken.findall((ROOT / f"docs/{page}.md").read_text("utf-8"))) for page in PAGES}
+    return sorted((page for page in counts if counts[page]), key=lambda page: -counts[page])[:most]
+
+
 def reference(title: str, named: dict[types.ModuleType, str]) -> str:
     """A page of the reference: a table with a line for each name, and their whole descriptions."""
     lines = [f"# {title}", ""]
@@ -278,6 +295,8 @@ def reference(title: str, named: dict[types.ModuleType, str]) -> str:
             kind = "autoclass" if isinstance(value, type) else "autofunction"
             members = ["   :members:"] if isinstance(value, type) and value not in jsf.FORMATS.values() else []
             lines += [f".. {kind}:: {name}", *members, ""]
+            if pages := guides(name):
+                lines += ["   **See also:** " + ", ".join(f":doc:`{page}`" for page in pages), ""]
         lines += ["```", ""]
     return "\n".join(lines)
 
@@ -341,6 +360,7 @@ def assemble(folder: Path) -> None:
         for caption, names in menu.items():
             shown = f":caption: {caption}\n" * bool(caption)
             pages[page] += f"\n```{{toctree}}\n:hidden:\n{shown}\n" + "\n".join(names) + "\n```\n"
+    pages["404.md"] = NOT_FOUND
     for page, text in pages.items():
         (folder / page).parent.mkdir(parents=True, exist_ok=True)
         (folder / page).write_text(text, encoding="utf-8")

@@ -12,7 +12,9 @@ from docutils import nodes
 from jaxsparse_fmt import FORMATS, __version__
 
 sys.path.insert(0, str(Path(__file__).parent))
-from docstrings import not_arguments
+from docstrings import all_arguments, not_arguments
+
+from solvers import cg
 
 project, release, copyright = "jaxsparse", __version__, "the jaxsparse developers"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon"]
@@ -23,7 +25,9 @@ myst_heading_anchors = 3
 html_theme, html_title, html_show_sourcelink, html_copy_source = "furo", f"jaxsparse {__version__}", False, False
 default_role = "code"  # docstrings write `x` as Markdown does
 highlight_language = "none"  # for blocks that name none: text, shell
-autodoc_typehints = "none"
+autodoc_typehints, autodoc_typehints_format = "signature", "short"
+maximum_signature_line_length = 88  # longer ones have a line for each argument
+python_display_short_literal_types = True
 add_module_names = False  # a heading has the module
 napoleon_use_rtype = napoleon_attr_annotations = napoleon_use_param = False  # docstrings tell shapes and types in words
 autodoc_member_order = "bysource"
@@ -65,6 +69,12 @@ def real_arguments(app, what, name, obj, options, lines: list[str]) -> None:
         raise ValueError(f"{name}: Args has {', '.join(unknown)}, which is no argument")
 
 
+def every_argument(app, what, name, obj, options, lines: list[str]) -> None:
+    """A solver's page describes all of its arguments, also those that its docstring leaves to that of `cg`."""
+    if what == "function" and "nullspace" in inspect.signature(obj).parameters:
+        lines[:] = all_arguments(obj, lines, (inspect.getdoc(cg) or "").splitlines())
+
+
 def without_fields(app, what, name, obj, options, signature, returned):
     """A format is made by its name, so the page leaves out the fields that its class takes."""
     return ("", None) if what == "class" and obj in FORMATS.values() else None
@@ -99,4 +109,5 @@ def setup(app) -> None:
     app.connect("autodoc-process-signature", without_fields)
     app.connect("autodoc-process-docstring", in_short, priority=50)
     app.connect("autodoc-process-docstring", real_arguments, priority=60)
+    app.connect("autodoc-process-docstring", every_argument, priority=70)
     app.connect("autodoc-process-docstring", as_rest, priority=100)  # before napoleon

@@ -63,7 +63,7 @@ def run(args: argparse.Namespace, progress: Progress) -> tables.Done:
         with progress.stage("draw", args.plot), arguments.blaming(args.plot):
             norms = scipy_cg(S, b, args.rtol, history=True)[2]  # once more, since each norm takes a product
             curves = {f"jaxsparse, on {measure.device()}": sol, "SciPy": [np.linalg.norm(b), *norms]}
-            timed = {"product": products, "solve, cold": both["solve and set-up"], "solve, warm": both["solve"]}
+            timed = {name: both[name] for name in ("product", "solve", "solve and set-up")}
             plots.draw_comparison(args.plot, curves, timed, args.rtol)
     title = f"7-point Poisson problem: {S.shape[0]:,} unknowns, {S.nnz:,} entries, float64"
     record = {"rows": S.shape[0], "nnz": S.nnz, "faults": faults, **both}

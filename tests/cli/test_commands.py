@@ -78,7 +78,7 @@ def test_a_demo_draws_convergence_and_times_of_both(tmp_path, capsys):
     assert main.main(["demo", "--n", "12", "--plot", str(picture)]) == 0
     assert f"The picture is in {picture}" in " ".join(capsys.readouterr().out.split()).replace("- ", "-")
     drawn = picture.read_text()
-    for text in ("Convergence", "SciPy", "jaxsparse", "solve, cold", "solve, warm", "product", "asked for: 1e-08"):
+    for text in ("Convergence", "SciPy", "jaxsparse", "solve and set-up", "multiple of SciPy", "asked for: 1e-08"):
         assert text in drawn
 
 
