@@ -97,8 +97,8 @@ def main():
         slope = value_and_grad(np.zeros(N * N), observed)[1]
         shown = {
             "true log k": truth,
-            "from the dots": result.x,
-            "−gradient at first": -slope / np.abs(slope).max(),
+            "recovered log k": result.x,
+            "negative gradient": -slope / np.abs(slope).max(),
         }
         figure, axes = pyplot.subplots(
             1, 3, figsize=(7.2, 2.6), layout="constrained"
