@@ -80,13 +80,10 @@ def lines_of(module: ModuleType) -> Iterator[str]:
         if isinstance(value, tuple):
             yield f"{path} = {value}"
         elif isinstance(value, type) and value in jsf.FORMATS.values():
-            defaults = inspect.signature(value.from_csr).parameters
-            yield f"{path}: " + ", ".join(
-                [
-                    repr(value.name),
-                    *(f"{option}={Default(defaults[option].default)}" for option in value.layout_options),
-                ]
-            )
+            defaults = {name: p.default for name, p in inspect.signature(value.from_csr).parameters.items()}
+            defaults |= {f.name: f.metadata["default"] for f in dataclasses.fields(value) if f.metadata}
+            options = [f"{option}={Default(defaults[option])}" for option in value.layout_options]
+            yield f"{path}: " + ", ".join([repr(value.name), *options])
         elif isinstance(value, type) and (value is jsf.SparseMatrix or not issubclass(value, jsf.SparseMatrix)):
             yield path + (signature(value) if value in CONSTRUCTED else "")
             if module is not jsf.choose:  # whose class `jsf` has too

@@ -9,7 +9,7 @@ means padding. A field annotated plain `Array` must have equal sizes in all shar
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Annotated, Any, Self, dataclass_transform, get_args, get_type_hints
+from typing import Annotated, Any, ClassVar, Self, dataclass_transform, get_args, get_type_hints
 
 import jax
 import jax.numpy as jnp
@@ -38,16 +38,6 @@ class ByRule(SparseMatrix):
     are stored in the order of the matrix.
     """
 
-    @classmethod
-    def _store(cls, csr: Csr, target: Target, rows: building.Rows, places: int | np.ndarray, **fields: Any) -> Self:
-        """The matrix with a column index at every place; `places` in all, or of each slice or jagged column."""
-        building.check_memory(cls.name, int(np.sum(places)), csr, target)
-        layout = {option: fields[option] for option in cls.layout_options}
-        arrays = cls._filled(csr, target, rows, cls._rule_of_rows(csr.shape[0], **layout), places)
-        by_row = {"row_lengths": rows.lengths, "perm": rows.perm}
-        by_row = {name: a for name, a in by_row.items() if name in array_fields(cls)}
-        return building.made(cls, csr, target, **by_row | arrays | fields)
-
     @staticmethod
     def _filled(
         csr: Csr, target: Target, rows: building.Rows, address: Address, places: int | np.ndarray
@@ -60,11 +50,10 @@ class ByRule(SparseMatrix):
         values, col_idx = building.fill(csr, rows, address, arrays, int(n_stored), target.dtype)
         return {"values": values, "col_idx": col_idx, **arrays}
 
-    @staticmethod
-    def _rule_of_rows(n_rows: int, slice_size: int | None = None, **layout: Any) -> Address:
-        """The address rule: here slices of `slice_size` rows, or one of all rows."""
-        del layout
-        return Slices(n_rows, slice_size or max(n_rows, 1))
+    # The address rule, of the number of rows and the layout options: here slices of `slice_size` rows, or one of all.
+    _rule_of_rows: ClassVar[Callable[..., Address]] = staticmethod(
+        lambda n_rows, slice_size=None, **layout: Slices(n_rows, slice_size or max(n_rows, 1))
+    )
 
     @property
     def address(self) -> Address:
@@ -212,10 +201,16 @@ def array_fields(cls: type[Any]) -> tuple[str, ...]:
     return tuple(f.name for f in dataclasses.fields(cls) if hints[f.name] in (Array, Array | None))
 
 
-@dataclass_transform(frozen_default=True, eq_default=False)
+def option(default: Any, check: Callable[[Any, int], Any]) -> Any:
+    """The field of a layout option, with its default; check(given, n_rows) returns its value, or raises."""
+    return dataclasses.field(metadata={"default": default, "check": check})
+
+
+@dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(option,))
 def storage_format(cls: type[Any]) -> type[Any]:
     """Makes a format a frozen dataclass and a pytree: its `array_fields` are leaves, the rest is static."""
     cls = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
+    cls.layout_options = tuple(f.name for f in dataclasses.fields(cls) if f.metadata) or cls.layout_options
     return pytree(cls, array_fields(cls), Origin.of)
 
 

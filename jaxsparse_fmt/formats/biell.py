@@ -15,36 +15,28 @@ sums at the end of the group.
 Bytes: n_stored·(value + 4) + 24·⌈n_rows / 32⌉ + 4 + 4·n_rows.
 """
 
-from typing import Any, ClassVar, Self
+from typing import Any
 
 import numpy as np
 
-from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.formats import building
-from jaxsparse_fmt.formats.base import Array, ByRule, ColumnIndex, Pointer, storage_format
+from jaxsparse_fmt.formats.base import Array, Pointer, storage_format
+from jaxsparse_fmt.formats.padded import Padded
 from jaxsparse_fmt.kernels.layout.address import GROUPS, WARP, Bisected
 
 
 @storage_format
-class BIELL(ByRule):
-    """BiELL; `window` rows are sorted together, all rows if it is None."""
-
-    col_idx: ColumnIndex
+class BIELL(Padded):
     slice_ptr: Pointer
     perm: Array | None
 
     name = "biell"
-    window: ClassVar[int | None] = WARP
+    _window = WARP
+    _rule_of_rows = staticmethod(lambda n_rows: Bisected(n_rows))
 
     @staticmethod
-    def _rule_of_rows(n_rows: int) -> Bisected:
-        return Bisected(n_rows)
-
-    @classmethod
-    def from_csr(cls, csr: Csr, target: Target) -> Self:
-        rows = building.rows_of(csr, cls.window)
-        columns = _columns(building.namespace(rows.lengths), rows.lengths)
-        return cls._store(csr, target, rows, WARP * np.asarray(columns).astype(np.int64))
+    def _places(rows: building.Rows, address: Bisected) -> np.ndarray:
+        return WARP * np.asarray(_columns(building.namespace(rows.lengths), rows.lengths)).astype(np.int64)
 
 
 @building.on_either()

@@ -19,4 +19,4 @@ from jaxsparse_fmt.formats.biell import BIELL
 @storage_format
 class BIJAD(BIELL):
     name = "bijad"
-    window = None
+    _window = None

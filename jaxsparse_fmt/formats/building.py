@@ -355,14 +355,21 @@ def slices(slice_size: Any, sigma: Any) -> tuple[int, int]:
     return slice_size, sigma
 
 
-def threads(value: Any, allowed: tuple[int, ...], n_rows: int) -> int:
-    """The layout option `threads_per_row`. ValueError: not one of `allowed`, or more threads than a kernel counts."""
-    try:
-        number = whole_number("threads_per_row", value)
-    except (TypeError, ValueError):
-        number = None
-    if number not in allowed:
-        raise ValueError(f"threads_per_row must be one of {', '.join(map(str, allowed))}; got {value!r}")
-    if number > 1 and number * n_rows >= MAX_LANES:
-        raise ValueError(f"threads_per_row={number} on {n_rows} rows makes 2³¹ threads or more; use fewer")
-    return number
+def threads(*allowed: int) -> Callable[[Any, int], int]:
+    """The check of the layout option `threads_per_row`, of its value and the number of rows.
+
+    ValueError: not one of `allowed`, or more threads than a kernel counts.
+    """
+
+    def check(value: Any, n_rows: int) -> int:
+        try:
+            number = whole_number("threads_per_row", value)
+        except (TypeError, ValueError):
+            number = None
+        if number not in allowed:
+            raise ValueError(f"threads_per_row must be one of {', '.join(map(str, allowed))}; got {value!r}")
+        if number > 1 and number * n_rows >= MAX_LANES:
+            raise ValueError(f"threads_per_row={number} on {n_rows} rows makes 2³¹ threads or more; use fewer")
+        return number
+
+    return check

@@ -36,10 +36,7 @@ class CSR(ByRule):
     _sized_by_nnz = True
     _in_order = True
     layout_options = ("threads_per_row",)
-
-    @staticmethod
-    def _rule_of_rows(n_rows: int, threads_per_row: int) -> Slices:
-        return Slices(n_rows, 1, threads_per_row)
+    _rule_of_rows = staticmethod(lambda n_rows, threads_per_row: Slices(n_rows, 1, threads_per_row))
 
     def _native_face(self, face: str, a: Array, b: Array) -> Array | None:
         return spmv_cpu.of_rows(face, a, b, self.row_ptr, self.col_idx, self.shape)
@@ -66,7 +63,7 @@ class CSR(ByRule):
           threads_per_row: 1, 2, 4, 8, 16 or 32, on a GPU; None: the most that a row of mean length keeps busy.
         """
         chosen = threads_for(csr.nnz, csr.shape[0]) if threads_per_row is None else threads_per_row
-        chosen = building.threads(chosen, THREADS, csr.shape[0])
+        chosen = building.threads(*THREADS)(chosen, csr.shape[0])
         building.check_memory(cls.name, csr.nnz, csr, target)
         values, col_idx, row_ptr = building.csr_arrays(csr, target.dtype)
         return building.made(cls, csr, target, values, col_idx=col_idx, row_ptr=row_ptr, threads_per_row=chosen)

@@ -8,26 +8,16 @@
 Bytes: K·n_rows·(value + 4). Products run over all K columns.
 """
 
-from typing import Self
-
-from jaxsparse_fmt._types import Csr, Target
-from jaxsparse_fmt.formats import building, footprint
-from jaxsparse_fmt.formats.base import ByRule, ColumnIndex, storage_format
+from jaxsparse_fmt.formats import footprint
+from jaxsparse_fmt.formats.base import storage_format
+from jaxsparse_fmt.formats.padded import Padded
 
 
 @storage_format
-class ELL(ByRule):
-    col_idx: ColumnIndex
-
+class ELL(Padded):
     name = "ell"
 
     @classmethod
-    def from_csr(cls, csr: Csr, target: Target) -> Self:
-        rows = building.rows_of(csr)
-        return cls._store(csr, target, rows, rows.longest * csr.shape[0])
-
-    @classmethod
     def _footprints(cls, pattern: footprint.PatternCounts) -> footprint.Storages:
-        longest, n_rows = pattern.longest, pattern.csr.shape[0]
-        places = longest * n_rows
+        longest, places = pattern.longest, pattern.longest * pattern.csr.shape[0]
         yield footprint.Storage(cls.name, {}, places * (pattern.dtype.itemsize + 4), places, footprint.trips(longest))

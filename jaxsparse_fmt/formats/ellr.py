@@ -12,47 +12,16 @@ fourth column, and the data do not change (Barbieri et al., end of §3.1).
 Bytes: K·pitch·(value + 4) + 4·n_rows.
 """
 
-import dataclasses
-from typing import Self
-
-from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.formats import building
-from jaxsparse_fmt.formats.base import ByRule, ColumnIndex, ZeroPadded, storage_format
+from jaxsparse_fmt.formats.base import ZeroPadded, option, storage_format
+from jaxsparse_fmt.formats.padded import Padded, pitch_of
 from jaxsparse_fmt.kernels.layout.address import Slices
-
-ALIGNMENT = 32  # rows: 128 bytes of the 4-byte column indices
-
-
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Padded(ByRule):
-    """The base of the formats that pad every row to the longest and read it up to its own length."""
-
-    col_idx: ColumnIndex
-    row_lengths: ZeroPadded
 
 
 @storage_format
 class ELLR(Padded):
-    threads_per_row: int
+    row_lengths: ZeroPadded
+    threads_per_row: int = option(1, building.threads(1, 2, 4))
 
     name = "ellr"
-    layout_options = ("threads_per_row",)
-
-    @staticmethod
-    def _rule_of_rows(n_rows: int, threads_per_row: int) -> Slices:
-        return Slices(n_rows, pitch_of(n_rows), threads_per_row)
-
-    @classmethod
-    def from_csr(cls, csr: Csr, target: Target, *, threads_per_row: int = 1) -> Self:
-        """Builds the columns.
-
-        Args:
-          threads_per_row: 1, 2 or 4, on a GPU.
-        """
-        rows, threads = building.rows_of(csr), building.threads(threads_per_row, (1, 2, 4), csr.shape[0])
-        return cls._store(csr, target, rows, rows.longest * pitch_of(csr.shape[0]), threads_per_row=threads)
-
-
-def pitch_of(n_rows: int) -> int:
-    """n_rows rounded up to whole 128-byte lines of indices, at least one."""
-    return max(-(-n_rows // ALIGNMENT), 1) * ALIGNMENT
+    _rule_of_rows = staticmethod(lambda n_rows, threads_per_row: Slices(n_rows, pitch_of(n_rows), threads_per_row))

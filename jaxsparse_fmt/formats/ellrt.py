@@ -10,33 +10,23 @@ The pitch is n_rows rounded up to 32. Threads that share a row are neighbours; e
 Bytes: K·pitch·T·(value + 4) + 4·n_rows.
 """
 
-from typing import Self
-
-from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.formats import building
-from jaxsparse_fmt.formats.base import storage_format
+from jaxsparse_fmt.formats.base import ZeroPadded, option, storage_format
 from jaxsparse_fmt.formats.csr import THREADS
-from jaxsparse_fmt.formats.ellr import Padded, pitch_of
+from jaxsparse_fmt.formats.padded import Padded, pitch_of
 from jaxsparse_fmt.kernels.layout.address import Subwarp
 
 
 @storage_format
 class ELLRT(Padded):
-    threads_per_row: int
+    row_lengths: ZeroPadded
+    threads_per_row: int = option(2, building.threads(*THREADS))
 
     name = "ellrt"
-    layout_options = ("threads_per_row",)
+    _rule_of_rows = staticmethod(
+        lambda n_rows, threads_per_row: Subwarp(n_rows, pitch_of(n_rows) * threads_per_row, threads_per_row)
+    )
 
     @staticmethod
-    def _rule_of_rows(n_rows: int, threads_per_row: int) -> Subwarp:
-        return Subwarp(n_rows, pitch_of(n_rows) * threads_per_row, threads_per_row)
-
-    @classmethod
-    def from_csr(cls, csr: Csr, target: Target, *, threads_per_row: int = 2) -> Self:
-        """Builds the columns.
-
-        Args:
-          threads_per_row: 1, 2, 4, 8, 16 or 32; a row is padded to a multiple of it.
-        """
-        rows, T = building.rows_of(csr), building.threads(threads_per_row, THREADS, csr.shape[0])
-        return cls._store(csr, target, rows, -(-rows.longest // T) * T * pitch_of(csr.shape[0]), threads_per_row=T)
+    def _places(rows: building.Rows, address: Subwarp, threads_per_row: int) -> int:
+        return -(-rows.longest // threads_per_row) * address.lanes

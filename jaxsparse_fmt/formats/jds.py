@@ -12,30 +12,26 @@ The product is CSR-like: one thread walks a row across the diagonals and writes 
 Bytes: n_stored·(value + 4) + 4·(longest row + 1) + 8·n_rows, with n_stored = Σⱼ 16·⌈rows longer than j / 16⌉.
 """
 
-from typing import Any, Self
+import numpy as np
 
-from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.formats import building
-from jaxsparse_fmt.formats.base import Array, ByRule, ColumnIndex, Pointer, ZeroPadded, storage_format
+from jaxsparse_fmt.formats.base import Array, Pointer, ZeroPadded, storage_format
+from jaxsparse_fmt.formats.padded import Padded
 from jaxsparse_fmt.kernels.layout.address import Jagged
 
 ALIGNMENT = 16  # places of a column
 
 
 @storage_format
-class JDS(ByRule):
-    col_idx: ColumnIndex
+class JDS(Padded):
     col_start: Pointer
     row_lengths: ZeroPadded
     perm: Array | None
 
     name = "jds"
+    _window = None
+    _rule_of_rows = staticmethod(lambda n_rows: Jagged(n_rows))
 
     @staticmethod
-    def _rule_of_rows(n_rows: int, **layout: Any) -> Jagged:
-        return Jagged(n_rows)
-
-    @classmethod
-    def from_csr(cls, csr: Csr, target: Target) -> Self:
-        rows = building.rows_of(csr, sigma=None)
-        return cls._store(csr, target, rows, -(-building.longer_than(rows) // ALIGNMENT) * ALIGNMENT)
+    def _places(rows: building.Rows, address: Jagged) -> np.ndarray:
+        return -(-building.longer_than(rows) // ALIGNMENT) * ALIGNMENT

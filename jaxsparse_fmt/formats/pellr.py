@@ -12,39 +12,34 @@ product reads one length for each tile of rows, the longest, and padding has the
 Bytes: K·pitch·(value + 4) + 8·n_rows, or 4·n_rows + 4·⌈n_rows / 32⌉ in place of the latter.
 """
 
-from typing import Self
+from typing import Any
 
-from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.formats import building
-from jaxsparse_fmt.formats.base import Array, storage_format
-from jaxsparse_fmt.formats.ellr import Padded, pitch_of
+from jaxsparse_fmt.formats.base import Array, ZeroPadded, option, storage_format
+from jaxsparse_fmt.formats.padded import Padded, pitch_of
 from jaxsparse_fmt.kernels.layout.address import WARP, Slices
 
 LENGTHS = {"row": 1, "warp": WARP}
 
 
+def _checked(given: Any, n_rows: int) -> str:
+    if not isinstance(given, str) or given not in LENGTHS:
+        raise ValueError(f"lengths_per must be 'row' or 'warp'; got {given!r}")
+    return given
+
+
 @storage_format
 class PELLR(Padded):
+    row_lengths: ZeroPadded
     perm: Array | None
-    lengths_per: str
+    lengths_per: str = option("warp", _checked)
 
     name = "pellr"
-    layout_options = ("lengths_per",)
+    _window = None
+    _rule_of_rows = staticmethod(
+        lambda n_rows, lengths_per: Slices(n_rows, pitch_of(n_rows), falling=LENGTHS[lengths_per])
+    )
 
     @staticmethod
-    def _rule_of_rows(n_rows: int, lengths_per: str) -> Slices:
-        return Slices(n_rows, pitch_of(n_rows), falling=LENGTHS[lengths_per])
-
-    @classmethod
-    def from_csr(cls, csr: Csr, target: Target, *, lengths_per: str = "warp") -> Self:
-        """Sorts the rows and builds the columns.
-
-        Args:
-          lengths_per: "row", or "warp" for the longest row of every 32.
-        """
-        if not isinstance(lengths_per, str) or lengths_per not in LENGTHS:
-            raise ValueError(f"lengths_per must be 'row' or 'warp'; got {lengths_per!r}")
-        rows = building.rows_of(csr, sigma=None)
-        lengths = rows.lengths[:: LENGTHS[lengths_per]]  # sorted: a warp's first row is its longest
-        places = rows.longest * pitch_of(csr.shape[0])
-        return cls._store(csr, target, rows, places, row_lengths=lengths, lengths_per=lengths_per)
+    def _lengths(rows: building.Rows, address: Slices) -> Any:
+        return rows.lengths[:: address.falling]  # sorted: a warp's first row is its longest

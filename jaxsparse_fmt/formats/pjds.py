@@ -14,32 +14,24 @@ Bytes: n_stored·(value + 4) + 4·(longest row + 1) + 8·n_rows. A matrix of one
 and otherwise single entries stores (b_r + 1)·n_rows − b_r places. A product reads one row length a tile of rows.
 """
 
-from typing import Self
-
 import numpy as np
 
-from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.formats import building
-from jaxsparse_fmt.formats.base import storage_format
+from jaxsparse_fmt.formats.base import option, storage_format
 from jaxsparse_fmt.formats.jds import JDS
+from jaxsparse_fmt.kernels.layout.address import Jagged
 
 
 @storage_format
 class PJDS(JDS):
-    block_size: int
+    """pJDS with blocks of `block_size` b_r rows; the paper's is the warp, 32."""
+
+    block_size: int = option(32, lambda given, n_rows: building.positive("block_size", given))
 
     name = "pjds"
-    layout_options = ("block_size",)
+    _rule_of_rows = staticmethod(lambda n_rows, block_size: Jagged(n_rows))
 
-    @classmethod
-    def from_csr(cls, csr: Csr, target: Target, *, block_size: int = 32) -> Self:
-        """Sorts the rows and builds the columns.
-
-        Args:
-          block_size: b_r, rows that are padded together; the paper's is the warp, 32.
-        """
-        block_size = building.positive("block_size", block_size)
-        rows = building.rows_of(csr, sigma=None)
+    @staticmethod
+    def _places(rows: building.Rows, address: Jagged, block_size: int) -> np.ndarray:
         blocks = -(-building.longer_than(rows) // block_size)  # a block is as long as its first row
-        counts = np.minimum(blocks * block_size, csr.shape[0])
-        return cls._store(csr, target, rows, counts, block_size=block_size)
+        return np.minimum(blocks * block_size, address.n_rows)
