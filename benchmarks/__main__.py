@@ -10,8 +10,7 @@ from pathlib import Path
 
 from benchmarks import report
 
-NAMES = ("spmv", "columns", "solvers", "peers", "first_calls", "device", "scaling")
-NAMES += ("algebra", "factors", "solve_costs", "choices", "counters")
+NAMES = ("spmv", "solvers", "peers", "stages", "scaling", "factors", "solve_costs", "choices")
 
 
 def main(argv: list[str]) -> int:

@@ -19,7 +19,6 @@ import importlib.util
 import itertools
 import math
 import os
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ import scipy.sparse.linalg as spla
 from jax import lax
 
 import jaxsparse_fmt as jsf
-from benchmarks import report
+from benchmarks import report, timing
 from benchmarks.report import Row
 from solvers import bicgstab, direct, logdet
 from solvers.host import COLAMD, MMD, THRESHOLD, Host
@@ -60,15 +59,7 @@ def circuit(n: int) -> sp.csr_array:
 
 def milliseconds(f: Callable[[float], Any]) -> float:
     """The least time of f(s) for several s that no other call had, after one call to warm up."""
-    clock = time.process_time if jax.default_backend() == "cpu" else time.perf_counter
-    jax.block_until_ready(f(1.0))
-    times = []
-    while len(times) < 3 or (len(times) < CALLS and sum(times) < SECONDS):
-        scale = 1 + next(COUNT) / 10_000
-        begin = clock()
-        jax.block_until_ready(f(scale))
-        times.append(clock() - begin)
-    return 1e3 * min(times)
+    return 1e3 * timing.cost(lambda: f(1 + next(COUNT) / 10_000), SECONDS, CALLS, at_least=3)[1]
 
 
 def of_direct(S: sp.csr_array, b: Any, **options: Any) -> float:

@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.io
@@ -29,6 +28,7 @@ import scipy.sparse.linalg as spla
 
 import jaxsparse_fmt as jsf
 from benchmarks import report, timing
+from benchmarks.factors import circuit
 from solvers import SolverError, Status, solve, ways
 from solvers.core.settings import DEFAULTS
 from solvers.facts import Facts
@@ -88,16 +88,6 @@ def mixed(n: int) -> Any:
     return sp.block_array([[sp.eye_array(B.shape[1]), B.T], [B, None]])
 
 
-def circuit(n: int) -> Any:
-    """Conductances between near nodes, and a controlled source for each tenth node."""
-    rng = np.random.default_rng(0)
-    i, near = rng.integers(0, n, 2 * n), rng.integers(-50, 51, 2 * n)
-    W = sp.coo_array((10 ** rng.uniform(-6, 0, 2 * n), (i, np.clip(i + near, 0, n - 1))), shape=(n, n)).tocsr()
-    sources = sp.coo_array((0.05 * rng.uniform(size=n // 10), rng.integers(0, n, (2, n // 10))), shape=(n, n))
-    W = W + W.T
-    return sp.diags_array(np.asarray(W.sum(axis=1)).ravel() + 1e-9) - W + sources
-
-
 def systems(scale: float) -> Iterator[tuple[str, Any]]:
     for name, make in SYSTEMS.items():
         yield name, sp.csr_array(make(scale))
@@ -108,16 +98,6 @@ def systems(scale: float) -> Iterator[tuple[str, Any]]:
         S = sp.csr_array(scipy.io.mmread(path, spmatrix=False))
         if S.shape[0] == S.shape[1] <= LARGE * scale:
             yield path.name.partition(".")[0], S.astype(np.result_type(S.dtype, float))
-
-
-def measured(f: Callable[[], Any], most: float = 2.0) -> tuple[Any, float]:
-    """The result, and the least seconds of up to three calls, of `most` in all, after one that compiles."""
-    found = jax.block_until_ready(f())
-    seconds: list[float] = []
-    while len(seconds) < 3 and sum(seconds) < most:
-        found, wall, cpu = timing.timed(f)
-        seconds.append(cpu if report.platform_here() == "cpu" else wall)
-    return found, min(seconds)
 
 
 def pairs(scale: float) -> Iterator[report.Row]:
@@ -133,9 +113,9 @@ def pairs(scale: float) -> Iterator[report.Row]:
 
 def pair(way: ways.Way, facts: Facts, b: Any) -> report.Row:
     trial = ways.estimate(way, facts, True)
-    M, of_set_up = measured(lambda: ways.made(trial, facts))
+    M, of_set_up = timing.cost(lambda: ways.made(trial, facts), 2.0)
     settings = DEFAULTS | {"rtol": 1e-12, "maxiter": STEPS}
-    sol, of_steps = measured(lambda: ways.run(trial, [], M, facts.A, b, None, settings, facts))
+    sol, of_steps = timing.cost(lambda: ways.run(trial, [], M, facts.A, b, None, settings, facts), 2.0)
     taken = int(sol.iterations)
     guess, seconds = trial.set_up + taken * trial.step, of_set_up + of_steps
     return {"steps": taken, "estimate": guess, "seconds": seconds, "ratio": seconds / guess}
@@ -194,12 +174,12 @@ def compared(S: Any, b: Any) -> report.Row:
     def residual(x: Any) -> float:
         return float(np.linalg.norm((b - wide @ np.asarray(x)).astype(b.dtype)) / (np.linalg.norm(b) or 1))
 
-    sol, seconds = measured(lambda: solve(A, b, rtol=RTOL, remember=False), 0.2)
-    _, again = measured(lambda: solve(A, b, rtol=RTOL), 0.1)
+    sol, seconds = timing.cost(lambda: solve(A, b, rtol=RTOL, remember=False), 0.2)
+    _, again = timing.cost(lambda: solve(A, b, rtol=RTOL), 0.1)
     size, times = residual(sol.x), {}
     for name, f in (by_hand(A, jnp.asarray(b), facts) | by_scipy(S, b, facts)).items():
         try:
-            x, times[name] = measured(f, 0.2)
+            x, times[name] = timing.cost(f, 0.2)
         except (SolverError, ValueError, RuntimeError, TimeoutError) as error:
             report.log(f"{name}: {report.reason(error)}")
             continue
@@ -234,7 +214,7 @@ def by_size(scale: float) -> Iterator[report.Row]:
                 "solve": lambda A=A, b=b: solve(A, b, rtol=RTOL, remember=False).x
             }
             for way, f in cells.items():
-                x, seconds = measured(f, 0.2)
+                x, seconds = timing.cost(f, 0.2)
                 if float(jnp.linalg.norm(b - A @ x)) <= 2 * RTOL * float(jnp.linalg.norm(b)):
                     yield {"problem": problem, "n": S.shape[0], "way": way, "seconds": seconds}
 

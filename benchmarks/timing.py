@@ -17,13 +17,27 @@ def timed(f: Callable[[], Any]) -> tuple[Any, float, float]:
     return result, time.perf_counter() - wall, time.process_time() - cpu
 
 
-def least(f: Callable[[], Any], enough: float, rounds: int = 5) -> tuple[float, float]:
-    """The least seconds of f(), and of the processor, in `rounds` calls; none begins after `enough` seconds."""
-    times = [timed(f)[1:]]
-    while len(times) < rounds and sum(wall for wall, _ in times) <= enough:
-        times.append(timed(f)[1:])
+def least(f: Callable[[], Any], enough: float, rounds: int = 5, at_least: int = 1) -> tuple[Any, float, float]:
+    """The last result of f(), and the least seconds and seconds of the processor, as `timed`, in up to `rounds` calls.
+
+    From `at_least` calls on none begins after `enough` seconds.
+    """
+    times: list[tuple[float, float]] = []
+    while len(times) < at_least or (len(times) < rounds and sum(wall for wall, _ in times) <= enough):
+        result, *both = timed(f)
+        times.append((both[0], both[1]))
     wall, cpu = map(min, zip(*times, strict=True))
-    return wall, cpu
+    return result, wall, cpu
+
+
+def cost(f: Callable[[], Any], enough: float, rounds: int = 3, at_least: int = 1) -> tuple[Any, float]:
+    """`least`, after a call to warm up: the result, and on a CPU the seconds of the processor, else those of the clock.
+
+    Other load lengthens the processor's less.
+    """
+    jax.block_until_ready(f())
+    result, wall, cpu = least(f, enough, rounds, at_least)
+    return result, cpu if jax.default_backend() == "cpu" else wall
 
 
 def seconds_per_call(

@@ -147,16 +147,6 @@ def held_out() -> Iterator[str]:
     return of_keys([mean, *rows], "{name}", heads, entries="", **specs)
 
 
-def counters() -> Iterator[str]:
-    """How near to its peak each unit of the GPU worked in a product, the busiest first."""
-    units = ("L2", "DRAM", "L1", "SM")
-    rows = sorted(rows_of("counters_h100"), key=lambda row: -max(row[unit] for unit in units))
-    for row in rows:
-        row["name"] = f"{row['matrix']}, {row['dtype']}, in `{row['format'].split()[0]}`"
-    heads = "L2 cache | DRAM | L1 cache | multiprocessor | occupancy | × cuSPARSE"
-    return of_keys(rows, "{name}", heads, **dict.fromkeys((*units, "occupancy", "ratio"), ".2f"))
-
-
 def formats(matrices: tuple[str, ...]) -> Iterator[str]:
     """Speeds in Triton / Mosaic GPU as multiples of the best of cuSPARSE's CSR."""
     columns = [(matrix, k) for matrix in matrices for k in (0, 1)]
@@ -269,7 +259,7 @@ def stages() -> Iterator[str]:
     def ms(t: float) -> str:
         return "" if math.isnan(t) else f"{t:,.0f}" if t > 30 else f"{t:.2g}"
 
-    rows = rows_of("device_h200")
+    rows = [row for row in rows_of("device_h200") if "first s" in row]
     return table(
         "first call, s | later, ms | CuPy, ms",
         ((row["what"], f"{row['first s']:.1f}", ms(row["again ms"]), ms(row["CuPy ms"])) for row in rows),
@@ -375,22 +365,21 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "counts": lambda: counts(rows_of("suite_h200")),
     "held out": sourced(held_out, "spmv --suite held-out --workers 13", "suite_held_out_h200"),
     "counts of held out": lambda: counts(rows_of("suite_held_out_h200")),
-    "counters": sourced(counters, f"counters {newest('suite_h100').relative_to(ROOT)}", "counters_h100"),
     "dialects": sourced(lambda: by_class(rows_of("dialects_h200")), "spmv --backends triton mosaic", "dialects_h200"),
-    "columns": sourced(columns, "columns", "columns_h200"),
+    "columns": sourced(columns, "stages --only columns", "columns_h200"),
     "steps": sourced(steps, "solvers", "solvers_h100"),
     "solves": solves,
     "several GPUs": sourced(several_gpus, "scaling --modes overlap", "scaling_4xh200"),
     "processes": sourced(processes, "scaling --only processes --devices 1 2", "processes_2xh200"),
     "formats on a CPU": sourced(formats_on_a_cpu, "spmv --cases 0 1 --formats …", "spmv_cpu"),
     "suite on a CPU": sourced(lambda: by_class(rows_of("suite_cpu")), "spmv", "suite_cpu"),
-    "algebra": sourced(lambda: algebra("algebra_cpu", "cpu", *ON_A_CPU), "algebra", "algebra_cpu"),
-    "stages on a GPU": sourced(stages, "device", "device_h200"),
+    "algebra": sourced(lambda: algebra("algebra_cpu", "cpu", *ON_A_CPU), "stages --only algebra", "algebra_cpu"),
+    "stages on a GPU": sourced(stages, "stages", "device_h200"),
     "factors": sourced(factors, "factors", "factors_cpu"),
     "factors on a GPU": sourced(factors_on_a_gpu, "factors", "factors_gpu"),
     "batches": sourced(batches, "factors --only batches", "batches_cpu"),
-    "first calls": sourced(first_calls, "first_calls", "first_calls_cpu"),
-    "starts": sourced(starts, "first_calls", "first_calls_cpu"),
+    "first calls": sourced(first_calls, "peers", "first_calls_cpu"),
+    "starts": sourced(starts, "peers", "first_calls_cpu"),
     "multigrid": sourced(multigrid, "solvers --only multigrid", "multigrid_cpu"),
 }
 

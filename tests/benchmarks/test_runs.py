@@ -7,7 +7,7 @@ import pathlib
 import jax
 import pytest
 
-from benchmarks import choices, counters, first_calls, peers, report, scaling
+from benchmarks import choices, peers, report, scaling
 from benchmarks.__main__ import main
 from jaxsparse_fmt.choose import ranking
 
@@ -16,7 +16,7 @@ POISSON = scaling.stencil((16, 16, 16), 7)
 
 @pytest.mark.deep
 def test_algebra_has_a_row_for_each_way_of_each_operation(tmp_path, capsys):
-    assert main(["algebra", "--small", "--json", str(tmp_path / "out.json")]) == 0
+    assert main(["stages", "--small", "--only", "algebra", "--json", str(tmp_path / "out.json")]) == 0
     rows, table = json.loads((tmp_path / "out.json").read_text())["rows"], capsys.readouterr().out
     assert {"SciPy", "eager", "new values", "pattern"} <= {row["side"].split(",")[0] for row in rows}
     assert all(row["wall"] > 0 and row["cpu"] >= 0 and row["case"] in table for row in rows)
@@ -24,25 +24,21 @@ def test_algebra_has_a_row_for_each_way_of_each_operation(tmp_path, capsys):
 
 @pytest.mark.deep
 def test_processes_time_their_first_calls_and_one_that_fails_is_told(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(first_calls, "SOLVES", (("cg", "grad"),))
-    monkeypatch.setattr(first_calls, "SIDES", ("ours", "jax.scipy"))
-    monkeypatch.setattr(first_calls, "METHODS", ("cg",))
-    assert main(["first_calls", "--json", str(tmp_path / "out.json"), "--small"]) == 0
+    """And every library solves the same system."""
+    monkeypatch.setattr(peers, "SOLVES", (("cg", "grad"),))
+    monkeypatch.setattr(peers, "SIDES", ("ours", "jax.scipy"))
+    monkeypatch.setattr(peers, "METHODS", ("cg",))
+    monkeypatch.setattr(report, "platform_here", lambda: "cpu")
+    assert main(["peers", "--json", str(tmp_path / "out.json"), "--small"]) == 0
     rows = json.loads((tmp_path / "out.json").read_text())["rows"]
-    assert rows[0]["call"] == "grad of cg" and rows[0]["ratio"] == rows[0]["ours"] / rows[0]["jax.scipy"] > 0
-    assert {"import jax", "first cg, n = 1000, wall", "A @ x, warm"} <= {row.get("what") for row in rows}
+    solves, (call, *others) = ([row for row in rows if ("side" in row) == of_solves] for of_solves in (True, False))
+    assert [row["side"] for row in solves] == ["jaxsparse", "jaxsparse, multigrid", "jax.scipy", "SciPy"]
+    assert all(row["residual"] <= 1.01 * peers.RTOL and 0 < row["warm s"] < row["cold s"] for row in solves)
+    assert call["call"] == "grad of cg" and call["ratio"] == call["ours"] / call["jax.scipy"] > 0
+    assert {"import jax", "first cg, n = 1000, wall", "A @ x, warm"} <= {row.get("what") for row in others}
     assert "| grad of cg |" in capsys.readouterr().out and (tmp_path / "out.md").exists()
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
-        first_calls.child("1 / 0")
-
-
-@pytest.mark.deep
-def test_every_library_solves_the_same_system_cold_and_warm(tmp_path, monkeypatch):
-    monkeypatch.setattr(report, "platform_here", lambda: "cpu")
-    assert main(["peers", "--small", "--json", str(tmp_path / "out.json")]) == 0
-    rows = json.loads((tmp_path / "out.json").read_text())["rows"]
-    assert [row["side"] for row in rows] == ["jaxsparse", "jaxsparse, multigrid", "jax.scipy", "SciPy"]
-    assert all(row["residual"] <= 1.01 * peers.RTOL and 0 < row["warm s"] < row["cold s"] for row in rows)
+        report.fresh("1 / 0")
 
 
 @pytest.mark.deep
@@ -78,7 +74,7 @@ def test_processes_of_one_device_each_are_compared_with_one_process(capsys):
 
 @pytest.mark.deep
 def test_every_stage_has_a_first_and_a_later_time(tmp_path):
-    assert main(["device", "--small", "--only", "conversions", "algebra", "--json", str(tmp_path / "out.json")]) == 0
+    assert main(["stages", "--small", "--only", "conversions", "operations", "--json", str(tmp_path / "out.json")]) == 0
     rows = json.loads((tmp_path / "out.json").read_text())["rows"]
     assert len(rows) == 9 and all(row["first s"] > 0 and row["again ms"] > 0 for row in rows)
 
@@ -127,22 +123,10 @@ def test_a_run_writes_figures_and_a_table(tmp_path):
 
 def test_products_with_several_columns_are_timed_too(tmp_path):
     path = tmp_path / "out.json"
-    assert main(["columns", "--small", "--cases", "3", "--dtypes", "float64", "--json", str(path)]) == 0
+    assert (
+        main(["stages", "--small", "--only", "columns", "--cases", "3", "--dtypes", "float64", "--json", str(path)])
+        == 0
+    )
     one, *others = rows = json.loads(path.read_text())["rows"]
     assert all(row["µs"] > 0 and row["error"] < 1e-12 for row in rows)
     assert others[-1]["throughput"] == pytest.approx(32 * one["µs"] / others[-1]["µs"])
-
-
-def test_the_longest_kernel_of_each_product_counts():
-    lines = [
-        "==PROF== Connected to process 1",
-        '"ID","Process ID","Kernel Name","Metric Name","Metric Unit","Metric Value"',
-    ]
-    names = ("gather", "tiles_kernel", "cupy_add", "spmv_kernel", "cupy_add")
-    for number, (name, ns) in enumerate(zip(names, (900, 8_000, 100_000, 50, 1), strict=True)):
-        lines.append(f'"{number}","1","{name}","{counters.TIME}","ns","{ns:,}.0"')
-        lines += [f'"{number}","1","{name}","{metric}","%","{10 * number}.5"' for metric in counters.METRICS.values()]
-    rows = counters.counted(lines)
-    assert [row["kernel"] for row in rows] == ["tiles_kernel", "spmv_kernel"]
-    for row, share in zip(rows, (0.105, 0.305), strict=True):
-        assert {row[name] for name in counters.METRICS} == {share}

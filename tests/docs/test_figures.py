@@ -31,7 +31,7 @@ def test_every_table_of_figures_is_shown_and_every_table_shown_is_of_figures():
 def test_a_table_tells_date_hardware_versions_and_command():
     gpu, cpu = ("\n".join(figures.TABLES[name]()) for name in ("formats", "algebra"))
     assert re.match(r"1 × NVIDIA H200, 20\d\d-\d\d-\d\d, JAX [\d.]+, Python [\d.]+\.\nAll rows: \[", gpu)
-    assert re.match(r"AMD EPYC, 2 cores, 20\d\d-", cpu) and "`python -m benchmarks algebra`" in cpu
+    assert re.match(r"AMD EPYC, 2 cores, 20\d\d-", cpu) and "`python -m benchmarks stages --only algebra`" in cpu
 
 
 def by_older_products(row):
