@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-all lint format bench docs clean
+.PHONY: help venv demo test test-all lint format bench handler docs clean
 
 # One line "driver version, compute capability" per NVIDIA GPU. A container may lack nvidia-smi and
 # still have the GPU, or show its host's kernel module without having the GPU: hence /dev.
@@ -73,6 +73,18 @@ format: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks spmv $(BENCH_ARGS)
+
+# What XLA calls on a CPU, as text for LLVM, without what depends on this machine or on Clang's version. Needs Clang 19.
+HANDLER := jaxsparse_fmt/kernels/cpu/handler
+HEADERS = $(shell $(BIN)/python -c 'import jax; print(jax.ffi.include_dir())')
+CLANG := clang-19 -O1 -fno-inline -fno-strict-aliasing -fno-stack-protector -fno-unwind-tables \
+    -fno-asynchronous-unwind-tables -fno-discard-value-names -Wall -Wextra -S -emit-llvm -o -
+ATTRIBUTES := noundef|nocapture|readonly|nonnull|unnamed_addr|local_unnamed_addr|dso_local|range\([^)]*\)|\#[0-9]+
+
+handler: $(INSTALLED)
+	echo "; of handler.c, BLAKE2b $$(b2sum -l 128 $(HANDLER).c | cut -d' ' -f1)" > $(HANDLER).ll
+	$(CLANG) -I $(HEADERS) $(HANDLER).c | grep -v '^target\|^attributes\|^source_filename\|^;\|^!\|llvm.lifetime\|^$$' \
+	    | sed -E 's/ ($(ATTRIBUTES))([ ,)]|$$)/\2/g; s/ ($(ATTRIBUTES))([ ,)]|$$)/\2/g; s/, !llvm.loop ![0-9]+//; s/ +; preds.*//' >> $(HANDLER).ll
 
 # The site has an environment of its own, so that the tests' does not grow.
 SITE := build/docs

@@ -56,7 +56,7 @@ LIBRARIES = {"lineax": {"lineax", "equinox"}, "backends": {"sparsax", "spineax"}
 # Imported where they are used, so that `import jaxsparse_fmt` and `import solvers` do not pay for them.
 LAZY = ("rich", "matplotlib", "pyamg", "jax.experimental", "jax._src", "numba", "llvmlite")
 # Modules that are themselves imported so, inside functions of their neighbours.
-NATIVE = ("handler", "numba_kernels", "coordinate_kernels", "band_kernels", "lane_kernels", "c_functions")
+NATIVE = ("numba_kernels", "coordinate_kernels", "band_kernels", "lane_kernels", "c_functions")
 LATE = {f"jaxsparse_fmt.kernels.cpu.{name}" for name in NATIVE}
 LATE |= {f"jaxsparse_fmt.kernels.backends.{name}" for name in ("mosaic", "triton")}
 

@@ -1,16 +1,16 @@
-"""Names and numbers that XLA's programs, the handler that they call and the kernels must agree on."""
+"""Names and numbers that XLA's programs, the handler that they call (`handler.c`) and the kernels agree on."""
 
 import itertools
 from typing import Any
 
 import numpy as np
 
-TARGET = "jaxsparse_native"  # the handler's name in XLA
-OPERANDS = ("a", "b", "columns", "ptr", "pattern")  # arrays of every call: a and b of [b, ...], the others shared
-# The sizes of every call. The handler reads the first line: the kernel, the members of the batch, the pieces of a
-# member, the bytes from one member to the next of the two operands and of the result, and the bytes from one piece of
-# the result to the next; and it compares the last of `n_ptr` pointers with `most`, unless that is negative. The kernel
-# reads the pieces and the last line, in the order of `numba_kernels.Operands`.
+TARGET = "jaxsparse_native"  # the handler's name in XLA, and in `handler.c`
+# The sizes of every call, after a and b of [b, ...], columns, ptr and pattern, which the members of a batch share. The
+# handler reads the first line: the kernel, the members of the batch, the pieces of a member, the bytes from one member
+# to the next of the two operands and of the result, and the bytes from one piece of the result to the next; and it
+# compares the last of `n_ptr` pointers with `most`, unless that is negative. The kernel reads the pieces and the last
+# line, in the order of `numba_kernels.Operands`.
 SIZES = (
     *("kernel", "batch", "pieces", "a_bytes", "b_bytes", "out_bytes", "piece_bytes", "most"),
     *("n_rows", "n_cols", "p", "n_ptr", "n_places", "masked"),
@@ -32,10 +32,3 @@ NUMBERS: dict[tuple[Any, ...], int] = {
     key: i for i, key in enumerate(itertools.product(KINDS, FLOATS, FLOATS, POINTERS))
 }
 KEYS = tuple(NUMBERS)
-# XLA's interface for which the handler is written, c_api.h of jaxlib 0.10.2: its version, the sizes in bytes of what
-# the handler reads by place, and numbers of an extension, a stage, a dtype and kinds of errors.
-API_VERSION = 0, 3
-FRAME_BYTES, API_BYTES = 168, 152  # at least: versions may add fields at the end
-ARGUMENTS_BYTES, RESULTS_BYTES, ATTRIBUTES_BYTES = 40, 40, 48  # exactly: parts of the frame
-METADATA, EXECUTE, INT64 = 1, 3, 5
-INVALID, MISSING, EXHAUSTED = 3, 5, 8

@@ -1,4 +1,4 @@
-"""A C function of each Numba kernel, as `handler.py` calls it."""
+"""A C function of each Numba kernel, as `handler.c` calls it."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ PIECES, FIRST = SIZES.index("pieces"), SIZES.index("n_rows")
 
 
 def kernel(kind: str, a: np.dtype, b: np.dtype, out: np.dtype, ptr: np.dtype) -> tuple[Any, str]:
-    """The function of a kind of `abi.KINDS` for these dtypes, as `handler.py` calls it, and its signature for Numba."""
+    """The function of a kind of `abi.KINDS` for these dtypes, as `handler.c` calls it, and its signature for Numba."""
     modules = {"bands": band_kernels, "lanes": lane_kernels, "coordinates": coordinate_kernels}
     run = getattr(modules.get(kind.split()[-1], numba_kernels), kind.replace(" ", "_"))
     zero = out.type(0)

@@ -70,9 +70,15 @@ def _bytes(array: Any, axis: int) -> int:
 _lock = threading.RLock()
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 _broken: list[Exception] = []
-_table = np.zeros(len(KEYS), np.int64)  # the addresses of the kernels
-# A program may still read it when Python has freed all modules.
-ctypes.pythonapi.Py_IncRef(ctypes.py_object(_table))
+
+
+def _kept(table: np.ndarray) -> np.ndarray:
+    """The table, which a program may still read when Python has freed all modules."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(table))
+    return table
+
+
+_table = _kept(np.zeros(len(KEYS), np.int64))  # the addresses of the kernels
 
 
 def works() -> bool:
@@ -125,13 +131,11 @@ def register_guarded(target: str, capsule: Any) -> None:
     Where native code does not work it is the library's handler itself, whose failure ends the program with an error.
     """
     if works():
-        from jaxsparse_fmt.kernels.cpu import handler
-
         name_of, pointer_of = ctypes.pythonapi.PyCapsule_GetName, ctypes.pythonapi.PyCapsule_GetPointer
         name_of.restype, name_of.argtypes = ctypes.c_char_p, [ctypes.py_object]
         pointer_of.restype, pointer_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-        module = handler.guarded(pointer_of(capsule, name_of(capsule)))
-        capsule = _new_capsule(machine_code.compiled(str(module), handler.GUARDED), None, None)
+        guarded = _kept(np.array([pointer_of(capsule, name_of(capsule))], np.int64))
+        capsule = _new_capsule(machine_code.of_handler("guarded", guarded.ctypes.data), None, None)
     jax.ffi.register_ffi_target(target, capsule, platform="cpu")
 
 
@@ -143,10 +147,7 @@ def _registered() -> bool:
     except RuntimeError:  # JAX_PLATFORMS leaves out CPUs
         return False
     try:
-        from jaxsparse_fmt.kernels.cpu import handler
-
-        module = handler.module(_table.ctypes.data)
-        address = machine_code.compiled(str(module), TARGET)
+        address = machine_code.of_handler(TARGET, _table.ctypes.data)
         jax.ffi.register_ffi_target(TARGET, _new_capsule(address, None, None), platform="cpu")
     except Exception as error:
         _fail("this jaxlib does not call the kernels for the CPU", error)

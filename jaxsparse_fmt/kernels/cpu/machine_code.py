@@ -165,14 +165,16 @@ def _linked(name: str, content: bytes) -> int:
     return linked.get_function_address(function.decode())
 
 
-def compiled(text: str, name: str) -> int:
-    """The address of a function of a module, given as text."""
+def of_handler(name: str, table: int) -> int:
+    """The address of a function of `handler.c`, whose table is at this address."""
     from llvmlite import binding
 
-    engine = _engine(0)  # without effort LLVM takes 6 ms for XLA's handler instead of 17
-    engine.add_module(binding.parse_assembly(text))
-    engine.finalize_object()
-    return engine.get_function_address(name)
+    with _lock:
+        binding.add_symbol("jaxsparse_table", table)
+        engine = _engine(0)  # without effort LLVM takes 6 ms instead of 17
+        engine.add_module(binding.parse_assembly(Path(__file__).with_name("handler.ll").read_text(encoding="utf-8")))
+        engine.finalize_object()
+        return engine.get_function_address(name)
 
 
 def _engine(effort: int) -> Any:

@@ -1,8 +1,10 @@
 """What XLA calls: refused where the interface is another, an error in words for what it must not run, never a crash."""
 
-import ctypes
 import dataclasses
+import hashlib
 import itertools
+import pathlib
+import re
 
 import jax
 import numpy as np
@@ -14,46 +16,62 @@ from solvers import cg
 from tests.process import printed
 
 pytest.importorskip("numba")
+binding = pytest.importorskip("llvmlite.binding")
 
+HANDLER = pathlib.Path(machine_code.__file__).with_name("handler.ll")
+TEXT = HANDLER.read_text(encoding="utf-8")
 S = jsf.gallery.poisson(6, dim=2)
 X = np.ones(S.shape[1])
 NAMES = itertools.count()
 
 
-def registered(monkeypatch, **constants) -> None:
-    """Registers a handler made for an interface with other constants of `abi`, under a name of its own."""
-    from jaxsparse_fmt.kernels.cpu import handler
-
+def registered(*changes: tuple[str, str]) -> None:
+    """Registers the handler, with changes of how it answers XLA's first question, under a name of its own."""
     assert ffi.works()
-    with monkeypatch.context() as changed:
-        for constant, value in constants.items():
-            changed.setattr(abi, constant, value)
-        module = handler.module(ffi._table.ctypes.data)
-    address = machine_code.compiled(str(module), abi.TARGET)
-    capsule = ctypes.pythonapi.PyCapsule_New
-    jax.ffi.register_ffi_target(f"{abi.TARGET}_{next(NAMES)}", capsule(address, None, None), platform="cpu")
+    before, name, rest = TEXT.partition("@asks_version(ptr %frame) {")
+    changed, other, after = rest.partition("define ")
+    for old, new in changes:
+        assert changed.count(old) == 1
+        changed = changed.replace(old, new)
+    engine = machine_code._engine(0)
+    binding.add_symbol("jaxsparse_table", ffi._table.ctypes.data)
+    engine.add_module(binding.parse_assembly(before + name + changed + other + after))
+    engine.finalize_object()
+    capsule = ffi._new_capsule(engine.get_function_address(abi.TARGET), None, None)
+    jax.ffi.register_ffi_target(f"{abi.TARGET}_{next(NAMES)}", capsule, platform="cpu")
 
 
-def test_a_handler_for_the_interface_of_this_xla_is_taken(monkeypatch):
-    registered(monkeypatch)
+def test_the_text_for_llvm_is_of_these_sources():
+    """Else run `make handler`, which needs Clang."""
+    source = (HANDLER.with_suffix(".c")).read_bytes()
+    assert TEXT.splitlines()[0].endswith(hashlib.blake2b(source, digest_size=16).hexdigest())
 
 
-@pytest.mark.parametrize(
-    "constants",
-    [
-        {"API_VERSION": (0, 99)},
-        {"API_VERSION": (1, 0)},
-        {"ARGUMENTS_BYTES": 48},
-        {"RESULTS_BYTES": 32},
-        {"ATTRIBUTES_BYTES": 56},
-        {"FRAME_BYTES": 8 * 1024},
-        {"API_BYTES": 8 * 1024},
-    ],
-    ids=str,
-)
-def test_a_handler_for_another_interface_is_refused_before_any_call(constants, monkeypatch):
+def test_the_handler_reads_the_sizes_in_the_order_in_which_programs_write_them():
+    fields = re.search(r"typedef struct {\s*Int (kernel[\w, ]+);\s*} Sizes;", HANDLER.with_suffix(".c").read_text())
+    assert fields and tuple(fields[1].split(", ")) == abi.SIZES[: fields[1].count(",") + 1]
+
+
+def test_a_handler_for_the_interface_of_this_xla_is_taken():
+    registered()
+
+
+# The versions that the handler answers, the least bytes of a frame and of the API, and those of a frame's parts.
+CHANGES = {
+    "select i1 %cmp14, i32 3, i32 0": "select i1 %cmp14, i32 99, i32 0",
+    "store i32 0, ptr %major_version": "store i32 1, ptr %major_version",
+    **{f"{words}, {size}\n": f"{words}, 9999\n" for words, size in (("ugt i64 %3", 167), ("ugt i64 %5", 151))},
+    **{
+        f"{words}, {size}\n": f"{words}, 56\n"
+        for words, size in (("eq i64 %6", 40), ("eq i64 %7", 40), ("eq i64 %8", 48))
+    },
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.items(), ids=str)
+def test_a_handler_for_another_interface_is_refused_before_any_call(change):
     with pytest.raises(Exception, match=r"API version \(\d+\.\d+\) is incompatible"):
-        registered(monkeypatch, **constants)
+        registered(change)
 
 
 WITHOUT = """
@@ -124,8 +142,6 @@ def test_index_arrays_of_any_content_end_no_process():
 
 
 def test_an_interrupt_whenever_code_is_linked_leaves_the_next_call_right(monkeypatch):
-    from llvmlite import binding
-
     finalize, calls = binding.ExecutionEngine.finalize_object, itertools.count()
 
     def interrupted(self):
