@@ -27,41 +27,46 @@ def pytree(cls: Class, leaves: Collection[str] | None = None, mark: Any = None) 
     Args:
       leaves: the fields that hold arrays or pytrees; the rest is static, hashed and compared. None: all fields but
         those with the metadata {"static": True}.
-      mark: a function of an instance, whose result is one more static part; the class's `_made_by(mark, leaves)` gets
-        it when an instance is made of leaves.
+      mark: a function of an instance, whose result is one more static part, made once. `_unflattened(mark, leaves)` of
+        the class gets it when an instance is made of leaves; of a class without a mark `_unflattened()` is called.
     """
     data: list[str] = []
     static: list[str] = []
     for f in dataclasses.fields(cls):
         is_leaf = not f.metadata.get("static") if leaves is None else f.name in leaves
         (data if is_leaf else static).append(f.name)
-    finish = getattr(cls, "_unflattened", None)  # what an instance made of leaves still does
+    finish = getattr(cls, "_unflattened", None)
     keys = [*map(jax.tree_util.GetAttrKey, data)]
     # `attrgetter` returns a tuple of two attributes or more: of fewer fields, they follow.
     end, static_end = len(data), len(static)
     data_of = operator.attrgetter(*data, *["__class__"] * (2 - end))
     static_of = operator.attrgetter(*static, *["__class__"] * (2 - static_end))
 
-    def rest(self: Any) -> tuple[Any, ...]:
-        values = static_of(self)[:static_end]
-        return values if mark is None else (*values, mark(self))
+    def flatten(self: Any) -> Any:
+        if mark is None:
+            return data_of(self)[:end], static_of(self)[:static_end]
+        marked = self.__dict__.get("_marked")
+        if marked is None:
+            marked = self.__dict__["_marked"] = (*static_of(self)[:static_end], mark(self))
+        return data_of(self)[:end], marked
 
     def flatten_with_keys(self: Any) -> Any:
-        return zip(keys, data_of(self), strict=False), rest(self)
-
-    def flatten(self: Any) -> Any:
-        return data_of(self)[:end], rest(self)
+        values, rest = flatten(self)
+        return zip(keys, values, strict=True), rest
 
     def unflatten(static_values: Any, data_values: Any) -> Any:  # without `__init__`: the leaves may be anything
         self = object.__new__(cls)
         self.__dict__.update(zip(data, data_values, strict=True))
         self.__dict__.update(zip(static, static_values, strict=mark is None))
-        if mark is not None:
-            self._made_by(static_values[-1], data)
         if finish is not None:
-            finish(self)
+            finish(self) if mark is None else finish(self, static_values[-1], data)
         return self
 
+    def state(self: Any) -> dict[str, Any]:  # for copies, which have a mark of their own
+        return {name: value for name, value in vars(self).items() if name != "_marked"}
+
+    if mark is not None:
+        cls.__getstate__ = state  # pyright: ignore[reportAttributeAccessIssue]
     jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
     return cls
 

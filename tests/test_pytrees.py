@@ -42,4 +42,4 @@ def test_a_tree_keeps_its_fields_and_names_its_leaves():
         again = jax.tree.unflatten(tree, list(range(len(leaves))))
         paths = [path[-1] for path, _ in jax.tree_util.tree_flatten_with_path(again)[0]]
         assert [getattr(again, key.name) for key in paths] == list(range(len(leaves)))
-        assert vars(again).keys() == {f.name for f in dataclasses.fields(cls)}
+        assert vars(again).keys() - {"_marked"} == {f.name for f in dataclasses.fields(cls)}

@@ -106,11 +106,7 @@ class Faces(abc.ABC):
         return has_index and not self._is_changed
 
     _is_changed = False  # whether a tree function changed the index arrays
-
-    def _made_by(self, mark: int, leaves: list[str]) -> None:
-        """Notes whether the tree that made this matrix did so of other index arrays (`origin.py`)."""
-        if origin.is_changed(self, mark, leaves):
-            object.__setattr__(self, "_is_changed", True)
+    _unflattened = origin.note
 
     def _check_single(self) -> None:
         """Raises ValueError for a stack of matrices, or one of changed index arrays."""

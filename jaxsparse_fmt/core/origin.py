@@ -35,18 +35,20 @@ class Origin(int):
         return int, (int(self),)
 
 
-def is_changed(A: Any, origin: int, names: Sequence[str]) -> bool:
-    """Whether A, made by the tree of `origin`, or the matrix of that tree has changed index arrays, of these names."""
+def note(A: Any, origin: int, names: Sequence[str]) -> None:
+    """Notes in A, made by the tree of `origin`, whether it or the matrix of that tree has changed index arrays."""
     matrix = getattr(origin, "matrix", None)
     given = matrix and matrix()
-    if origin or given is None:
-        return bool(origin)
-    new, old = vars(A), vars(given)
-    others = [name for name in names if new[name] is not old[name] and name != "values"]
-    if not others or len(getattr(given.values, "shape", ())) != 1:  # the patterns of a stack may change
-        return False
-    found = [_mapped(new[name], old[name]) for name in others]
-    return True in found and False not in found
+    is_changed = bool(origin)
+    # The patterns of a stack may change.
+    if not is_changed and given is not None and len(getattr(given.values, "shape", ())) == 1:
+        new, old, found = vars(A), vars(given), set()
+        for name in names:
+            if new[name] is not old[name] and name != "values":
+                found.add(_mapped(new[name], old[name]))
+        is_changed = True in found and False not in found
+    if is_changed:
+        vars(A)["_is_changed"] = True
 
 
 def _mapped(new: Any, old: Any) -> bool | None:

@@ -1,5 +1,6 @@
 """Tree functions that change index arrays, which no product may use; and those that change none."""
 
+import copy
 import dataclasses
 import pickle
 
@@ -32,6 +33,7 @@ def test_is_a_matrix_refused_whose_index_arrays_a_tree_function_changed(layout):
         lambda: twice(A).to_scipy(),
         lambda: jax.tree.map(lambda a: -a, A).todense(),
         lambda: twice(jax.tree.map(jnp.copy, A)) @ x,
+        lambda: twice(copy.copy(A)) @ x,
         lambda: jax.jit(lambda A: A @ x)(twice(A)),
         lambda: jax.jit(lambda A: twice(A) @ x)(A),
         lambda: jax.jit(lambda x: twice(A) @ x)(x),
