@@ -10,7 +10,7 @@ import pytest
 
 import jaxsparse_fmt as jsf
 import solvers
-from jaxsparse_fmt._one_kernel import one_kernel
+from jaxsparse_fmt._one_kernel import LAST_TRIED, one_kernel
 from tests.lowering import equations
 from tests.marks import deep, few
 from tests.solvers.methods import CASES, Case
@@ -70,6 +70,15 @@ def kernels(program: str) -> int:
 @pytest.mark.parametrize("name", [deep(name) for name in PROGRAMS])
 def test_how_many_kernels_does_a_cpu_compile(name):
     assert kernels(lowered(name).compile().as_text() or "") <= BARS[name][1]
+
+
+def test_does_the_mark_of_one_kernel_reach_the_compiler_of_this_jax():
+    """After a new JAX: raise LAST_TRIED if, with it, this module and those of the solvers pass, else leave it."""
+    assert jax.__version_info__[:2] <= LAST_TRIED
+    f = one_kernel(lambda a: (jnp.sqrt(a), 1 / a))
+    program = jax.jit(lambda v: v * f(jnp.max(v))[0] + f(jnp.sum(v))[1]).lower(jnp.ones(300)).compile().as_text() or ""
+    calls = re.findall(r" call\(.*to_apply=(%[\w.-]+), frontend_attributes.*xla_cpu_small_call", program)
+    assert len(calls) == 2 and " sqrt(" not in "".join(re.findall(r"fused_computation.*?\n}", program, re.S))
 
 
 def test_takes_one_kernel_constants_and_arguments_that_nothing_reads():
