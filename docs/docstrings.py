@@ -1,4 +1,4 @@
-"""Arguments in docstrings: what is none, of which the site would print nonsense, and those of `cg` for other methods."""
+"""Arguments in docstrings: what is none, of which the site would print nonsense, and `cg`'s for other methods."""
 
 import inspect
 import itertools
