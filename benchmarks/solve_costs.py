@@ -30,7 +30,7 @@ import jaxsparse_fmt as jsf
 from benchmarks import report, timing
 from benchmarks.factors import circuit
 from solvers import SolverError, Status, solve, ways
-from solvers.core.settings import DEFAULTS
+from solvers.core.settings import Settings
 from solvers.facts import Facts
 
 STEPS = 60
@@ -114,7 +114,7 @@ def pairs(scale: float) -> Iterator[report.Row]:
 def pair(way: ways.Way, facts: Facts, b: Any) -> report.Row:
     trial = ways.estimate(way, facts, True)
     M, of_set_up = timing.cost(lambda: ways.made(trial, facts), 2.0)
-    settings = DEFAULTS | {"rtol": 1e-12, "maxiter": STEPS}
+    settings = Settings(rtol=1e-12, maxiter=STEPS)
     sol, of_steps = timing.cost(lambda: ways.run(trial, [], M, facts.A, b, None, settings, facts), 2.0)
     taken = int(sol.iterations)
     guess, seconds = trial.set_up + taken * trial.step, of_set_up + of_steps
@@ -125,7 +125,7 @@ def by_hand(A: Any, b: Any, facts: Facts, limit: float = LIMIT) -> dict[str, Cal
     """What solves the system by each way that suits it, and is expected to set up within `limit` seconds."""
 
     def of_way(trial: ways.Trial) -> Callable[[], Any]:
-        settings = DEFAULTS | {"rtol": RTOL, "maxiter": int(limit / trial.step)}
+        settings = Settings(rtol=RTOL, maxiter=int(limit / trial.step))
         return lambda: ways.run(trial, [], ways.made(trial, facts), A, b, None, settings, facts).x
 
     trials = [ways.estimate(way, facts, True) for way in ways.WAYS if way.when(facts)]

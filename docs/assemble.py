@@ -51,7 +51,7 @@ API: dict[str, tuple[str, dict[types.ModuleType, str]]] = {
         "Use a matrix",
         {
             jsf: """SparseMatrix spmv sddmm row_softmax norm use_backend Transposed Paired Basis to_bcoo to_bcsr to_cupy
-            save load"""
+            save load cache_info clear_caches CacheInfo"""
         },
     ),
     "api-solvers": (

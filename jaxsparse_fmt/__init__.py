@@ -14,6 +14,7 @@ if os.name != "posix":
     raise ImportError("jaxsparse runs on Linux and macOS; on Windows install it in WSL")
 
 from jaxsparse_fmt import choose
+from jaxsparse_fmt._caches import CacheInfo, cache_info, clear_caches
 from jaxsparse_fmt._late import import_late
 from jaxsparse_fmt._pytrees import exportable
 from jaxsparse_fmt._version import __version__ as __version__
@@ -79,6 +80,7 @@ __all__ += ["load", "order", "read_mtx"]
 __all__ += ["assembly", "block", "block_diag", "constrain", "diags", "eye", "hstack", "kron", "kronsum", "norm", "plan"]
 __all__ += ["prune", "random", "row_softmax", "sddmm", "tril", "triu", "vstack"]
 __all__ += ["to_bcoo", "to_bcsr", "to_cupy"]
+__all__ += ["CacheInfo", "cache_info", "clear_caches"]
 __all__ += ["BACKENDS", "choose", "gallery", "io", "plot", "save", "use_backend"]
 __all__ += ["ShardedMatrix", "boxes", "shard", "shard_from_rows"]
 

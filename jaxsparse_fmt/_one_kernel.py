@@ -40,10 +40,11 @@ def one_kernel(f: Callable[..., Any], statics: int = 0) -> Callable[..., Any]:
 def _mark(ctx: Any, *results: Any) -> tuple[Any, ...]:
     """Gives the call whose results these are the attributes; a result that JAX has kept belongs to a block."""
     del ctx
+    named: Any = dict(zip(ATTRIBUTES, map(mlir.ir.StringAttr.get, ATTRIBUTES.values()), strict=True))
+    attributes = mlir.ir.DictAttr.get(named)
     for result in results:
         if ATTRIBUTES and getattr(result.owner, "name", "") == "func.call":
-            named: Any = {name: mlir.ir.StringAttr.get(value) for name, value in ATTRIBUTES.items()}
-            result.owner.attributes["mhlo.frontend_attributes"] = mlir.ir.DictAttr.get(named)
+            result.owner.attributes["mhlo.frontend_attributes"] = attributes
     return results
 
 

@@ -2,11 +2,14 @@
 
 import contextlib
 import functools
+import operator
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 import jax
 from jax.core import Tracer
+
+from jaxsparse_fmt._caches import remembered
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -67,7 +70,14 @@ def standard_promotion(f: Callable[Parameters, Result]) -> Callable[Parameters, 
 
 def sizes(*trees: Any) -> tuple[Any, ...]:
     """The shapes of all leaves, and those that are no arrays."""
-    return tuple([getattr(leaf, "shape", leaf) for leaf in jax.tree.leaves(trees)])
+    leaves = jax.tree.leaves(trees)
+    try:
+        return tuple(map(_shape, leaves))
+    except AttributeError:
+        return tuple([getattr(leaf, "shape", leaf) for leaf in leaves])
+
+
+_shape = operator.attrgetter("shape")
 
 
 def by_size(f: Callable[..., Any], key: Callable[..., Any] = sizes, **options: Any) -> Callable[..., Any]:
@@ -76,5 +86,7 @@ def by_size(f: Callable[..., Any], key: Callable[..., Any] = sizes, **options: A
     `jax.jit` keeps a program and a trace for each size as long as its function lives: ever new numbers of entries would
     take all memory. So each key has a function of its own.
     """
-    jitted = functools.lru_cache(PROGRAMS)(lambda key: jax.jit(functools.partial(f), **options))
+    jitted = remembered(PROGRAMS, "programs of products and index arrays")(
+        lambda key: jax.jit(functools.partial(f), **options)
+    )
     return functools.wraps(f)(lambda *args: jitted(key(*args))(*args))

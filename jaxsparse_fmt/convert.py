@@ -93,7 +93,7 @@ def _with_transpose(csr: Csr, name: str, target: Target, **layout: Any) -> Spars
 
 def _chooser(choose: Callable[[Csr, Target], SparseMatrix]) -> Callable[[Any, Target], SparseMatrix]:
     """Of a matrix in CSR, or of one of ours; what it has made itself it returns."""
-    made = Kept(8)
+    made = Kept(8, "chosen formats")
 
     def chosen(A: Any, target: Target) -> SparseMatrix:
         where = selection.active_backend(target.backend), memory.device(), jax.sharding.get_abstract_mesh()

@@ -34,7 +34,7 @@ LIBRARIES = {"cholmod": ("sparsax", "direct"), "klu": ("sparsax", "direct"), "cu
 PLATFORMS = {"sparsax": "cpu", "spineax": "gpu"}
 HEAVY = 1e9  # multiplications, of about a second, for which "auto" takes CHOLMOD
 TOKENS = 8  # of cuDSS, whose analyses new values may take over; spineax keeps as many factors
-_fitting = Kept(64)  # patterns whose factors fit into the memory
+_fitting = Kept(64, "patterns whose factors fit")  # patterns whose factors fit into the memory
 _tokens: list[tuple[Any, int]] = []  # patterns, and names of tokens; the newest last
 _lock = threading.Lock()
 

@@ -89,7 +89,7 @@ class Known:
         return bool(np.all(np.abs(self.row - self.col) <= 1))
 
 
-_known = Kept(64)
+_known = Kept(64, "patterns of batches")
 
 
 def known(A: Any) -> Known | None:

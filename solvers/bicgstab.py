@@ -12,7 +12,7 @@ from jaxsparse_fmt._one_kernel import one_kernel
 from jaxsparse_fmt.core.vector_passes import inner_product
 from solvers.core.iterate import Method, holding
 from solvers.core.scaling import Map
-from solvers.core.settings import Settings, solver
+from solvers.core.settings import Keywords, Settings, solver
 from solvers.core.solve import by_method
 from solvers.core.space import Space
 from solvers.core.stopping import RESTART, status_of
@@ -36,7 +36,7 @@ class Work(NamedTuple):
 
 
 @solver()
-def bicgstab(A: Any, b: Any, x0: Any = None, **settings: Unpack[Settings]) -> Solution:
+def bicgstab(A: Any, b: Any, x0: Any = None, **settings: Unpack[Keywords]) -> Solution:
     """Solves A·x = b for any square A with only a few vectors; the residual may rise and fall.
 
     Args:
@@ -49,7 +49,7 @@ def bicgstab(A: Any, b: Any, x0: Any = None, **settings: Unpack[Settings]) -> So
       >>> js.bicgstab(A, b, rtol=1e-8).status
       <Status.CONVERGED: 0>
     """
-    return by_method(METHOD, A, b, x0, settings)
+    return by_method(METHOD, A, b, x0, Settings(**settings))
 
 
 def start(space: Space, A: Map, M: Map, r: Array, squared: Array, last: None) -> Work:

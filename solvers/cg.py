@@ -22,7 +22,7 @@ from jaxsparse_fmt._one_kernel import one_kernel
 from jaxsparse_fmt.core.vector_passes import DOT, Number, Pass
 from solvers.core.iterate import Method
 from solvers.core.scaling import Map, Product
-from solvers.core.settings import Settings, solver
+from solvers.core.settings import Keywords, Settings, solver
 from solvers.core.solve import by_method
 from solvers.core.space import Space
 from solvers.core.stopping import RESTART, RUNNING, Last, Now
@@ -66,7 +66,7 @@ def cg(
     x0: Any = None,
     *,
     one_reduction: bool = False,
-    **settings: Unpack[Settings],
+    **settings: Unpack[Keywords],
 ) -> Solution:
     """Solves A·x = b for a symmetric (Hermitian) definite A, positive or negative.
 
@@ -136,7 +136,7 @@ def cg(
     """
     if not isinstance(one_reduction, bool):
         raise TypeError(f"one_reduction must be True or False; got {one_reduction!r}")
-    return by_method(ONE_REDUCTION if one_reduction else METHOD, A, b, x0, settings)
+    return by_method(ONE_REDUCTION if one_reduction else METHOD, A, b, x0, Settings(**settings))
 
 
 def start(space: Space, A: Map, M: Map, r: Array, squared: Array, last: Last | None) -> Work:

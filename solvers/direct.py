@@ -26,7 +26,7 @@ from solvers.core import arguments, nullspaces
 from solvers.core.iterate import Method, System, holding
 from solvers.core.operators import operator, promoted
 from solvers.core.scaling import Map
-from solvers.core.settings import DEFAULTS, Adjoint, settled
+from solvers.core.settings import Adjoint, Settings
 from solvers.core.solve import by_method
 from solvers.core.space import Space, length
 from solvers.core.stopping import End, status_of
@@ -209,15 +209,16 @@ def direct(
       <Status.CONVERGED: 0>
     """
     b = arguments.vectors(b, "b")
-    given = {"nullspace": nullspace, "left_nullspace": left_nullspace, "adjoint": adjoint}
-    if spaces := nullspaces.given(given, b.shape[0], None, False):
+    given = Settings(nullspace=nullspace, left_nullspace=left_nullspace, adjoint=adjoint or Adjoint())
+    if nullspace is not None or left_nullspace is not None:
+        spaces = nullspaces.given(given, b.shape[0], None, False)
         return _bordered(A, b, spaces, rtol, atol, adjoint, symmetric, backend)
     try:
         M, name = prepared(A, not in_trace(), "direct", backend, symmetric)
         sol = by_factors(A, b, None, _settings(M, A, b, rtol, atol, adjoint))
         return dataclasses.replace(sol, _told=Told((f"direct by {name}",)))
     except SolverError as error:
-        return by_method(unsolved(error.status), A, b, None, DEFAULTS | {"adjoint": adjoint or Adjoint()})
+        return by_method(unsolved(error.status), A, b, None, Settings(adjoint=adjoint or Adjoint()))
 
 
 def _bordered(A: Any, b: Array, given: Any, rtol: Any, atol: Any, adjoint: Any, symmetric: Any, backend: str) -> Any:
@@ -227,7 +228,7 @@ def _bordered(A: Any, b: Array, given: Any, rtol: Any, atol: Any, adjoint: Any, 
     rhs = jnp.concatenate([b, jnp.zeros((len(spaces.Z), *b.shape[1:]), b.dtype)])
     options = {"rtol": rtol, "atol": atol, "adjoint": adjoint, "symmetric": symmetric, "backend": backend}
     sol = direct(factors.bordered(A, *spaces[:3]), rhs, **options)
-    limits = settled(_settings(None, A, b, rtol, atol, adjoint), b, n, STEPS)[2]
+    limits = _settings(None, A, b, rtol, atol, adjoint).limits(STEPS)
     return nullspaces.shortest(dataclasses.replace(sol, x=sol.x[:n]), A, b, spaces, IDENTITY, limits)
 
 
@@ -257,21 +258,16 @@ def prepared(
     return Factorized(A, factors.made(A, RECIPE, maker), RECIPE), "superlu"
 
 
-def _settings(M: Any, A: Any, b: Array, rtol: float | None, atol: float, adjoint: Adjoint | None) -> Any:
+def _settings(M: Any, A: Any, b: Array, rtol: float | None, atol: float, adjoint: Adjoint | None) -> Settings:
     rtol = float(jnp.finfo(_dtype(A, b)).eps) ** (2 / 3) if rtol is None else rtol
     adjoint = Adjoint() if adjoint is None else adjoint
-    return DEFAULTS | {"M": M, "rtol": reachable(rtol, A, b), "atol": atol, "adjoint": adjoint}
+    return Settings(M=M, rtol=reachable(rtol, A, b), atol=atol, adjoint=adjoint)
 
 
-def _is_watched(options: Any) -> bool:
-    return bool(options.history_length or options.callback or options.progress)
-
-
-def _by_host(A: Any, b: Array, x0: Any, settings: Any) -> Solution | None:
+def _by_host(A: Any, b: Array, x0: Any, settings: Settings) -> Solution | None:
     """As `refined`; None if something is traced or asks for the loop."""
-    found, n = settings["M"].found, b.shape[0]
-    options, _, limits = settled(settings, b, n, STEPS)
-    if x0 is not None or _is_watched(options) or is_traced(A, b, limits) or n != found.host.n:
+    found, n, limits = settings.M.found, b.shape[0], settings.limits(STEPS)
+    if x0 is not None or settings.is_watched or is_traced(A, b, limits) or n != found.host.n:
         return None
     if not isinstance(b.sharding, jax.sharding.SingleDeviceSharding):  # b has a mesh
         return None
@@ -294,9 +290,9 @@ def placed_like(b: Any, found: tuple[np.ndarray, ...], *words: str) -> Solution:
 _on_device = jax.jit(lambda *arrays: arrays)
 
 
-def by_factors(A: Any, b: Any, x0: Any, settings: Any) -> Solution:
+def by_factors(A: Any, b: Any, x0: Any, settings: Settings) -> Solution:
     """The solution of A·x = b by the factors of A as it was `prepared`, in place of M; SINGULAR where A is at fault."""
-    F, adjoint, b = settings["M"], settings["adjoint"], arguments.vectors(b, "b")
+    F, adjoint, b = settings.M, settings.adjoint, arguments.vectors(b, "b")
     if isinstance(adjoint, str):  # by steps whose factors are constants a derivative by A would be 0
         raise TypeError(f"adjoint must be a solvers.Adjoint for a direct solve; got {adjoint!r}; take a Krylov method")
     if isinstance(F, Prepared):
@@ -305,10 +301,11 @@ def by_factors(A: Any, b: Any, x0: Any, settings: Any) -> Solution:
         F = Factorized(F.A, factors.split(F.found, jnp.promote_types(F.A.dtype, jnp.float32)), RECIPE)
     if isinstance(adjoint, Adjoint) and adjoint.maxiter is None:
         adjoint = dataclasses.replace(adjoint, maxiter=STEPS)
-    most = STEPS if settings["maxiter"] is None else settings["maxiter"]
-    changed = settings | {"M": dataclasses.replace(F, A=None), "maxiter": most, "adjoint": adjoint}
-    changed["check_every"] = changed["check_every"] or 1  # the steps between two checks would be solves
-    if type(F.factors) is HostFactors and x0 is None and not _is_watched(settled(changed, b, len(b), STEPS)[0]):
+    most = STEPS if settings.maxiter is None else settings.maxiter
+    every = settings.check_every or 1  # the steps between two checks would be solves
+    changed = {"M": dataclasses.replace(F, A=None), "maxiter": most, "adjoint": adjoint, "check_every": every}
+    changed = dataclasses.replace(settings, **changed)
+    if type(F.factors) is HostFactors and x0 is None and not settings.is_watched:
         return by_method(ON_HOST, A, b, x0, changed)
     sol = by_method(METHOD, A, b, x0, changed)
     if not is_traced(sol.code) and bool(np.all(sol.success)):
@@ -330,9 +327,9 @@ def _dtype(A: Any, b: Array) -> Any:
 
 
 def reachable(rtol: Any, A: Any, b: Array) -> Any:
-    """rtol, or x's eps if that is larger. Errors as of `arguments.tolerance`."""
-    rtol, eps = arguments.tolerance(rtol, "rtol", infinite=True), float(jnp.finfo(_dtype(A, b)).eps)
-    return jnp.maximum(rtol, eps) if is_traced(rtol) else max(float(rtol), eps)
+    """rtol, or x's eps if that is larger. Errors as of `arguments.nonnegative`."""
+    rtol, eps = arguments.nonnegative(rtol, "rtol", infinite=True), float(jnp.finfo(_dtype(A, b)).eps)
+    return jnp.maximum(rtol, eps) if is_traced(rtol) else max(rtol, eps)
 
 
 def matrix_norm(A: Any) -> Array:

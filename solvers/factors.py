@@ -25,7 +25,7 @@ from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.core.triangular import Triangle
 from solvers import backends, superlu
 from solvers.batched import known
-from solvers.core.diagonal import operand, rows_scaled
+from solvers.core.operators import operand, rows_scaled
 from solvers.host import hosted
 from solvers.on_host import HostFactors
 from solvers.precond import _checks as checks

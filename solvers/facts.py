@@ -17,7 +17,7 @@ from jaxsparse_fmt.core.scipy_names import ScipyNames
 from jaxsparse_fmt.core.transposed import Transposed
 from solvers.core import arguments
 from solvers.core.operators import is_function, promoted
-from solvers.core.settings import PLAIN, settled
+from solvers.core.settings import Adjoint, Settings
 from solvers.direct import STEPS, Prepared
 from solvers.host import FREE, Host, hosted
 from solvers.precond._checks import Refreshed, is_sharded
@@ -151,7 +151,7 @@ def check_finite(facts: Facts, b: Any, x0: Any) -> None:
 # ------------------------------------------------------------------------------------------------- what is remembered
 
 LARGEST = 2**30  # bytes of a preconditioner that is kept
-_successes = Kept(8)
+_successes = Kept(8, "what solve remembers")
 
 
 class Place(int):
@@ -194,7 +194,7 @@ class Memory:
       has_values: whether a system with these very values was solved.
     """
 
-    def __init__(self, A: Any, b: Any, asked: Any, settings: Any):
+    def __init__(self, A: Any, b: Any, asked: Settings, settings: Settings):
         self.A, self.b, self.asked, self.settings = A, b, asked, settings
         self.leaves, self.tree = jax.tree.flatten(A)
         self._take(recalled(self.leaves, self.tree))
@@ -231,7 +231,7 @@ class Memory:
         asked = limits = dtype = None
         if type(M) is Prepared and is_plain(self.asked):
             asked, dtype = (self.asked, self.b.dtype), promoted(self.A.dtype, self.b.dtype, np.float32)
-            limits = settled(self.settings, self.b, M.found.host.n, STEPS)[2]
+            limits = self.settings.limits(STEPS)
         values = weakref.ref(self.leaves[0])
         kept = Success(order, M, values, asked, limits, dtype)
         _successes.keep(_key(self.tree), self.leaves[1:] or self.leaves, kept)
@@ -242,6 +242,10 @@ def _nbytes(leaf: Any) -> int:
     return getattr(leaf, "nbytes", 16 * getattr(leaf, "nnz", 0))
 
 
-def is_plain(settings: Any) -> bool:
+PLAIN = {str, float, int, bool, type(None), Adjoint}
+
+
+def is_plain(settings: Settings) -> bool:
     """Whether settings can be compared, and ask for nothing but x."""
-    return set(map(type, settings.values())) <= {*PLAIN, str} and not settings["history"] and settings["maxiter"] != 0
+    plain = settings.history is False and settings.maxiter != 0
+    return plain and {type(value) for value in vars(settings).values()} <= PLAIN

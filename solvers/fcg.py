@@ -12,7 +12,7 @@ from jax import Array
 from solvers.cg import Work, start, step_code
 from solvers.core.iterate import Method, holding
 from solvers.core.scaling import Map
-from solvers.core.settings import Settings, solver
+from solvers.core.settings import Keywords, Settings, solver
 from solvers.core.solve import by_method
 from solvers.core.space import Space
 from solvers.core.vectors import ratio
@@ -20,7 +20,7 @@ from solvers.solution import Solution
 
 
 @solver()
-def fcg(A: Any, b: Any, x0: Any = None, **settings: Unpack[Settings]) -> Solution:
+def fcg(A: Any, b: Any, x0: Any = None, **settings: Unpack[Keywords]) -> Solution:
     """Solves A·x = b for a symmetric (Hermitian) definite A with a preconditioner that may change.
 
     Args:
@@ -33,7 +33,7 @@ def fcg(A: Any, b: Any, x0: Any = None, **settings: Unpack[Settings]) -> Solutio
       >>> js.fcg(A, b, M=lambda r: js.cg(A, r, maxiter=3).x, rtol=1e-8).status
       <Status.CONVERGED: 0>
     """
-    return by_method(METHOD, A, b, x0, settings)
+    return by_method(METHOD, A, b, x0, Settings(**settings))
 
 
 def step(space: Space, A: Map, M: Map, work: Work) -> tuple[Work, Array, Array]:

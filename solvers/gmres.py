@@ -17,11 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from jaxsparse_fmt._caches import remembered
 from jaxsparse_fmt._one_kernel import one_kernel
+from jaxsparse_fmt._tracing import PROGRAMS
 from solvers.core import arguments
 from solvers.core.iterate import Method, holding
 from solvers.core.scaling import Map
-from solvers.core.settings import Settings, solver
+from solvers.core.settings import Keywords, Settings, solver
 from solvers.core.solve import by_method
 from solvers.core.space import Space
 from solvers.core.stopping import FULL, status_of
@@ -60,7 +62,7 @@ def gmres(
     *,
     restart: int = 30,
     flexible: bool = False,
-    **settings: Unpack[Settings],
+    **settings: Unpack[Keywords],
 ) -> Solution:
     """Solves A·x = b for any square A; the residual never grows from one cycle to the next.
 
@@ -96,10 +98,10 @@ def gmres(
         "take a smaller restart, or bicgstab, which needs no more vectors with every step",
         functools.partial(arguments.memory.free, A, b),
     )
-    return by_method(method(restart, flexible), A, b, x0, settings)
+    return by_method(method(restart, flexible), A, b, x0, Settings(**settings))
 
 
-@functools.cache
+@remembered(PROGRAMS, "methods with options")
 def method(restart: int, flexible: bool = False) -> Method:
     start_ = functools.partial(start, restart=restart, flexible=flexible)
     return Method(start_, holding(step, scratch=Work.columns_first), iterate, self_adjoint=False, unrolled=1)

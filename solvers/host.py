@@ -24,7 +24,7 @@ ASYMMETRY, WEAK = 0.5, 0.01  # parts of the entries without a partner, and of th
 ASYMMETRY_OF_ILU = 0.1
 FEW = 14  # neighbours of an unknown that a rough order takes at once
 WIDE, SLOW = 0.1, 5e9  # where an envelope is wider than this part of n, MMD may take as long as the factorization
-_hosts = Kept(1)
+_hosts = Kept(1, "copies on the host")
 
 
 class Host:

@@ -14,11 +14,13 @@ from typing import Any, NamedTuple, Unpack
 import jax.numpy as jnp
 from jax import Array, lax
 
+from jaxsparse_fmt._caches import remembered
 from jaxsparse_fmt._one_kernel import one_kernel
+from jaxsparse_fmt._tracing import PROGRAMS
 from solvers.core import arguments
 from solvers.core.iterate import Method, holding
 from solvers.core.scaling import Map
-from solvers.core.settings import Settings, solver
+from solvers.core.settings import Keywords, Settings, solver
 from solvers.core.solve import by_method
 from solvers.core.space import Space
 from solvers.core.stopping import RESTART, status_of
@@ -44,7 +46,7 @@ class Work(NamedTuple):
 
 
 @solver()
-def idrs(A: Any, b: Any, x0: Any = None, *, s: int = 4, **settings: Unpack[Settings]) -> Solution:
+def idrs(A: Any, b: Any, x0: Any = None, *, s: int = 4, **settings: Unpack[Keywords]) -> Solution:
     """Solves A·x = b for any square A, mostly in fewer products than bicgstab, with 3·s + 3 vectors.
 
     On most unsymmetric matrices of the tests' collection s = 4 takes fewer products than bicgstab (on memplus a sixth
@@ -62,17 +64,17 @@ def idrs(A: Any, b: Any, x0: Any = None, *, s: int = 4, **settings: Unpack[Setti
       <Status.CONVERGED: 0>
     """
     chosen = method(min(arguments.int_at_least(s, "s", 1), arguments.unknowns(A, b)))
-    return by_method(chosen, A, b, x0, settings)
+    return by_method(chosen, A, b, x0, Settings(**settings))
 
 
-@functools.cache
+@remembered(PROGRAMS, "methods with options")
 def method(s: int) -> Method:
     held = holding(step, scratch=("P", "U", "G"))
     return Method(functools.partial(start, s=s), held, self_adjoint=False, unrolled=1)
 
 
 def start(space: Space, A: Map, M: Map, r: Array, squared: Array, last: None, *, s: int) -> Work:
-    scale = (3 / space.length_of(r)) ** 0.5  # noise has a mean square of 1/3
+    scale = (3 / space.places(r)) ** 0.5  # noise has a mean square of 1/3
     P = jnp.stack([scale * space.noise(r, seed) for seed in range(1, s + 1)])
     P = P.reshape(*P.shape, *(1,) * (r.ndim - 1))
     zero, columns = jnp.zeros((s, *r.shape), r.dtype), r.shape[1:]

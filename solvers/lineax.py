@@ -52,9 +52,8 @@ RESULTS = {
     Status.NON_FINITE: lx.RESULTS.nonfinite_input,
     Status.OUT_OF_RANGE: lx.RESULTS.nonfinite_input,
 }
-# Arguments that lineax passes on or differentiates, `inner`, which refine makes by itself, and `callback`, whose order
-# lineax cannot guarantee.
-NOT_SETTINGS = ("A", "b", "x0", "M", "damp", "inner", "callback", "adjoint")
+# Arguments that lineax passes on or differentiates, and `callback`, whose order lineax cannot guarantee.
+NOT_SETTINGS = ("A", "b", "x0", "M", "damp", "callback", "adjoint")
 
 
 class SparseOperator(lx.MatrixLinearOperator):

@@ -29,7 +29,7 @@ from solvers.core.nullspaces import KEYWORDS
 from solvers.core.operators import preconditioner, traced
 from solvers.core.program import Entry
 from solvers.core.scaling import Map, scaled
-from solvers.core.settings import Settings, settled, solver
+from solvers.core.settings import NUMBERS, Keywords, Settings, solver
 from solvers.core.space import exponent, largest, length, norm
 from solvers.core.stopping import RUNNING, Limits, Loop, is_rounding, recorded, status_of
 from solvers.core.vectors import adjoint_product, dot, once_if, ratio
@@ -37,7 +37,7 @@ from solvers.least_squares import LeastSquares, Maps, sized, two_sided
 from solvers.solution import Solution, Status
 
 ROUNDING = 10  # times eps·‖A‖·‖b‖: normal residuals that are rounding
-NUMBERS = "alpha", "rotations", "zeta_bar", "A_norm", "r_norm"  # fields of Work
+SCALARS = "alpha", "rotations", "zeta_bar", "A_norm", "r_norm"  # fields of Work
 
 
 @exportable
@@ -59,7 +59,7 @@ class LeastSquaresSolution(Solution):
 
 
 @solver(KEYWORDS)
-def lsmr(A: Any, b: Any, x0: Any = None, *, damp: float = 0.0, **settings: Unpack[Settings]) -> LeastSquaresSolution:
+def lsmr(A: Any, b: Any, x0: Any = None, *, damp: float = 0.0, **settings: Unpack[Keywords]) -> LeastSquaresSolution:
     """The x that minimises ‖b − A·x‖² + damp²·‖x‖², for A of any shape; the shortest such x if x0 is None.
 
     Works inside jit, vmap and grad. Differentiable in b, damp and A's values to any order, by two least-squares solves
@@ -88,6 +88,10 @@ def lsmr(A: Any, b: Any, x0: Any = None, *, damp: float = 0.0, **settings: Unpac
       >>> js.lsmr(tall, np.ones(32), rtol=1e-8).status
       <Status.CONVERGED: 0>
     """
+    return by_settings(A, b, x0, damp, Settings(**settings))
+
+
+def by_settings(A: Any, b: Any, x0: Any, damp: Any, settings: Settings) -> LeastSquaresSolution:
     vectors = {"b": b, "x0": x0}
     b = arguments.nonempty(b, "b", "least squares needs at least one equation")
     maps, dtype, n = two_sided(A, b)
@@ -97,13 +101,13 @@ def lsmr(A: Any, b: Any, x0: Any = None, *, damp: float = 0.0, **settings: Unpac
     damped = isinstance(damp, (Tracer, jax.Array)) or arguments.tolerance(damp, "damp") != 0
     dtype = jnp.result_type(dtype, b.dtype, jnp.float32, *(() if x0 is None else (x0.dtype,)))
     b, x0 = b.astype(dtype), None if x0 is None else x0.astype(dtype)
-    M = preconditioner(settings.get("M"), jax.ShapeDtypeStruct((n, *b.shape[1:]), dtype))
+    M = preconditioner(settings.M, jax.ShapeDtypeStruct((n, *b.shape[1:]), dtype))
     factor = arguments.tolerance(damp, "damp") if damped else None
-    options, adjoint, limits = settled(settings, (maps, b), n, 10 * min(b.shape[0], n))
+    options, adjoint, limits = settings.of_loop(jax.tree.leaves((maps, b)), n, 10 * min(b.shape[0], n))
     if adjoint == "unrolled":
         raise TypeError("adjoint must be a solvers.Adjoint for lsmr, which is not unrolled; got 'unrolled'")
     inside, x_basis, b_basis = maps[0]._in_bases()
-    limiting = {name: settings.get(name) for name in ("rtol", "atol", "maxiter", "history", "check_every")}
+    limiting = {name: getattr(settings, name) for name in NUMBERS}
     b_basis.agree(lambda: vectors | {"damp": damp, "M": M} | limiting)
     b, x0 = b_basis.placed(b), x_basis.placed(x0)
     bases: Any = x_basis, b_basis
@@ -275,7 +279,7 @@ def _run(options: Options, system: System, inside: bool, rtol_normal: Any = None
         def advance(loop: Loop) -> Loop:
             new, failure = _step(A, E, N, loop.work)
             moves, old = goes_on(loop), loop.work
-            pairs = {name: (getattr(new, name), getattr(old, name)) for name in NUMBERS}
+            pairs = {name: (getattr(new, name), getattr(old, name)) for name in SCALARS}
             takes, k, code, numbers = _moved(moves, failure, loop.k, loop.code, pairs)
             work = iterate.chosen(takes, new._replace(**numbers), old._replace(**numbers))
             if options.callback is not None:

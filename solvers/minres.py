@@ -18,7 +18,7 @@ from jax import Array
 from jaxsparse_fmt._one_kernel import one_kernel
 from solvers.core.iterate import Method, holding
 from solvers.core.scaling import Map
-from solvers.core.settings import Settings, solver
+from solvers.core.settings import Keywords, Settings, solver
 from solvers.core.solve import by_method
 from solvers.core.space import Space
 from solvers.core.stopping import status_of
@@ -53,7 +53,7 @@ class Work(NamedTuple):
 
 
 @solver()
-def minres(A: Any, b: Any, x0: Any = None, **settings: Unpack[Settings]) -> Solution:
+def minres(A: Any, b: Any, x0: Any = None, **settings: Unpack[Keywords]) -> Solution:
     """Solves A·x = b for a symmetric (Hermitian) A, definite or not, or singular.
 
     Of the solutions of a singular system it finds the shortest if x0 and M are None. If the system has no solution, it
@@ -69,7 +69,7 @@ def minres(A: Any, b: Any, x0: Any = None, **settings: Unpack[Settings]) -> Solu
       >>> js.minres(A, b, rtol=1e-8).status
       <Status.CONVERGED: 0>
     """
-    return by_method(METHOD, A, b, x0, settings)
+    return by_method(METHOD, A, b, x0, Settings(**settings))
 
 
 def start(space: Space, A: Map, M: Map, r: Array, squared: Array, last: None) -> Work:

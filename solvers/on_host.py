@@ -13,7 +13,7 @@ from jaxsparse_fmt.core.basis import IDENTITY, Reordered
 from solvers import superlu
 from solvers.batched import SHRINKS, Known, on_device
 from solvers.core.iterate import System
-from solvers.core.stopping import ROUNDED, End, Limits
+from solvers.core.stopping import End, Limits, within_rounding
 from solvers.host import MMD
 from solvers.solution import Status
 
@@ -118,9 +118,8 @@ def refined(found: superlu.OnHost, b: Any, limits: Any, dtype: Any, way: str = "
         code, Ax_norm = np.zeros(b_norm.shape, np.int32), np.zeros_like(b_norm)
         if not (size <= least).all():
             Ax_norm, eps = found.host.longest_column * length(x / unit), jnp.finfo(dtype).eps
-            limit = np.minimum(ROUNDED * eps * (Ax_norm + b_norm), eps**0.25 * b_norm)
             # About the condition number times eps: x has grown until its rounding hides the residual.
-            is_rounding = (size <= limit) & np.isfinite(Ax_norm) & (least >= eps * b_norm) & ~diverges
+            is_rounding = within_rounding(size, Ax_norm, b_norm, least, eps, np) & ~diverges
             is_held = length(rounded / unit - exact) <= eps * length(exact)  # by the dtype
             otherwise = np.where(is_held, Status.STAGNATION, Status.OUT_OF_RANGE)
             otherwise = np.where(goes_on, Status.MAXITER, otherwise)

@@ -20,8 +20,7 @@ from solvers.bicgstab import METHOD as BICGSTAB
 from solvers.cg import METHOD as CG
 from solvers.core.iterate import Method
 from solvers.core.operators import is_function, refuse_scipy
-from solvers.core.precision import Narrow
-from solvers.core.settings import Settings, solver
+from solvers.core.settings import Keywords, Settings, solver
 from solvers.core.solve import by_method
 from solvers.fcg import METHOD as FCG
 from solvers.gmres import method as gmres_method
@@ -30,7 +29,7 @@ from solvers.solution import Solution
 
 METHODS: dict[str, Method] = {"cg": CG, "fcg": FCG, "minres": MINRES, "bicgstab": BICGSTAB, "gmres": gmres_method(30)}
 WORTHWHILE = 50_000_000  # bytes of A
-DTYPES = ("float32", "bfloat16", "float16")
+DTYPES = ("float32", "bfloat16")
 
 
 @solver(rtol=None)
@@ -41,23 +40,20 @@ def refine(
     *,
     dtype: Any = None,
     method: str = "cg",
-    inner: Any = None,
     drop: float | None = None,
-    **settings: Unpack[Settings],
+    **settings: Unpack[Keywords],
 ) -> Solution:
     """Solves A·x = b to the accuracy of b's dtype, with most of the work in a narrower dtype.
 
     Args:
-      A: as in `cg`. Its values are stored a second time in `dtype`, unless they have that dtype: store entries that are
-        exact in float32 only once, in float32, under a float64 b.
+      A: a matrix, as in `cg`. Its values are stored a second time in `dtype`, unless they have that dtype: store
+        entries that are exact in float32 only once, in float32, under a float64 b.
       M: an approximation of A⁻¹, in the narrow type if it is a pytree. With a `precond.coarse_space` of what
         rounding A disturbs, such as rigid motions in elasticity, the steps are as many as those of a wide solve.
-      dtype: of the inner matrix: "float32", or "bfloat16" or "float16" under float32 vectors; rows in float16 are
-        scaled by powers of two, so that none over- or underflows. None takes float32 under 64-bit vectors, but the wide
-        type itself if A has less than 50 MB: a GPU's cache holds such a matrix, so that steps are no faster in a
-        narrow type, and the solve would take a few more.
+      dtype: of the inner matrix: "float32", or "bfloat16" under float32 vectors. None takes float32 under 64-bit
+        vectors, but the wide type itself if A has less than 50 MB: a GPU's cache holds such a matrix, so that steps are
+        no faster in a narrow type, and the solve would take a few more.
       method: the inner one: "cg", "fcg", "minres", "bicgstab" or "gmres".
-      inner: the inner matrix itself, for an A that is a function.
       drop: the true residual is computed whenever the narrow one has fallen by this factor. None takes 0.03 for "cg"
         and "fcg", which then keep their direction; for the others, which start anew, it takes 1e-4, and 1e-2 below
         float32.
@@ -85,12 +81,11 @@ def refine(
     if settings.get("rtol") is None:
         settings["rtol"] = 1e-10 if is_wide else 1e-6
     narrow, large = None, is_wide and sum(a.size * a.dtype.itemsize for a in arrays) >= WORTHWHILE
-    if dtype is not None or inner is not None or is_function(A) or large:
+    if dtype is not None or is_function(A) or large:
         narrow = jnp.dtype(dtype or "float32")
         check_choice("dtype", narrow.name, DTYPES)
     if drop is None:
         drop = 0.03 if METHODS[method].keeps else 1e-4 if narrow == "float32" else 1e-2
     if not 0 < (drop := real_number("drop", drop)) < 1:
         raise ValueError(f"drop must lie between 0 and 1; got {drop}")
-    side = None if narrow is None else Narrow(narrow, inner, drop)
-    return by_method(METHODS[method], A, b, x0, settings, narrow=side)
+    return by_method(METHODS[method], A, b, x0, Settings(**settings), narrow, 0.0 if narrow is None else drop)

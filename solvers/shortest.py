@@ -9,12 +9,12 @@ import numpy as np
 
 from solvers import on_host
 from solvers.core import arguments, opaque
-from solvers.core.nullspaces import KEYWORDS
+from solvers.core.settings import Settings
 from solvers.core.space import length
-from solvers.core.stopping import ROUNDED
+from solvers.core.stopping import within_rounding
 from solvers.direct import placed_like
 from solvers.host import Host
-from solvers.lsmr import lsmr
+from solvers.lsmr import by_settings
 from solvers.solution import Solution, Status
 
 
@@ -34,10 +34,10 @@ def of_least_squares(A: Any, b: Any, x: Any, code: Any) -> Any:
     return jnp.where(is_least & keeps, shorter, x)
 
 
-def by_lsmr(A: Any, b: Any, x0: Any, settings: Any) -> Solution:
+def by_lsmr(A: Any, b: Any, x0: Any, settings: Settings) -> Solution:
     """A least-squares solution, the shortest one if x0 is None; LEAST_SQUARES if it does not solve the system."""
-    sol = lsmr(A, b, x0, **{name: value for name, value in settings.items() if name not in KEYWORDS})
-    code = _code_of_system(sol.code, sol.residual_norm, b, settings["rtol"], settings["atol"])
+    sol = by_settings(A, b, x0, 0.0, settings)
+    code = _code_of_system(sol.code, sol.residual_norm, b, settings.rtol, settings.atol)
     x = opaque.Withheld()((sol.x, code == Status.LEAST_SQUARES))
     return Solution(x, code, sol.n_iterations, sol.residual_norm, sol.norms)
 
@@ -48,7 +48,7 @@ def _code_of_system(code: Any, size: Any, b: Any, rtol: Any, atol: Any) -> Any:
     return jnp.where((code == Status.CONVERGED) & ~is_solved, jnp.int32(Status.LEAST_SQUARES), code)
 
 
-def by_singular_values(host: Host, b: Any, dtype: Any, settings: Any) -> Solution:
+def by_singular_values(host: Host, b: Any, dtype: Any, settings: Settings) -> Solution:
     """The shortest least-squares solution, by LAPACK on the host; singular values below n·eps of the largest are 0."""
     S, eps = host.S, jnp.finfo(dtype).eps
     rhs = np.asarray(b).astype(np.result_type(S, b.dtype, np.float64))
@@ -60,9 +60,9 @@ def by_singular_values(host: Host, b: Any, dtype: Any, settings: Any) -> Solutio
         x = np.where(np.all(np.isfinite(x), axis=0), x, 0)
         size, b_norm, x_norm = (on_host.length(v) for v in (rhs - S @ (x / unit), rhs, x / unit))
         is_held = on_host.length(x / unit - exact) <= eps * on_host.length(exact)  # by the dtype
-        least = np.maximum(settings["rtol"] * b_norm, settings["atol"] / unit)
-        limits = np.minimum(ROUNDED * eps * (values[0] * x_norm + b_norm), eps**0.25 * b_norm), least
-        is_rounding, is_met = ((size <= limit) & np.isfinite(limit) for limit in limits)
+        least = np.maximum(settings.rtol * b_norm, settings.atol / unit)
+        is_rounding = within_rounding(size, values[0] * x_norm, b_norm, least, eps, np)
+        is_met = (size <= least) & np.isfinite(least)
         code = np.where(is_held, np.int32(Status.LEAST_SQUARES), np.int32(Status.OUT_OF_RANGE))
         code = np.where(is_met, np.int32(0), np.where(is_held & is_rounding, np.int32(Status.ROUNDED), code))
         return placed_like(b, on_host.reported(x, code, np.ones_like(code), size * unit, size)[:4])

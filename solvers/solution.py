@@ -64,7 +64,7 @@ _MESSAGES = {
     Status.NOT_SYMMETRIC: "the matrix is not symmetric (Hermitian), which this method needs; for a system take "
     "gmres or bicgstab",
     Status.PRECISION: "corrections in the narrow type no longer help: the condition number times its rounding unit is "
-    "too large; take a wider one (float16 or float32 for bfloat16, float32 for float16), pass a preconditioner M, or "
+    "too large; take a wider one (float32 for bfloat16), pass a preconditioner M, or "
     "use the method itself in float64, which also reports a matrix that does not suit it",
     Status.LEAST_SQUARES: "the system has no solution: the matrix is singular, and b does not lie in its range; x is a "
     "least-squares solution, where A·(b − A·x) is zero within rounding; lsmr is meant for "
@@ -89,18 +89,23 @@ class SolverError(RuntimeError):
         return type(self), (self.status, str(self))
 
 
+def raise_lost_process(error: Exception) -> None:
+    """Raises a SolverError if the error shows that another process has ended."""
+    if getattr(error, "is_of_lost_process", False):
+        raise SolverError(None, str(error)) from error
+    if jax.process_count() > 1 and re.search(r"\b(Gloo|NCCL)\b", str(error)):
+        cure = "start all of them again, from the last checkpoint if there is one (examples/checkpoint.py)"
+        raise SolverError(None, f"another process is gone, or out of step: {cure}. XLA: {error}") from error
+
+
 @contextlib.contextmanager
 def noticing_lost_processes() -> Iterator[None]:
-    """A context in which an error that tells of the end of another process is a SolverError."""
+    """A context in which `raise_lost_process` sees every error."""
     try:
         yield
     except (RuntimeError, ValueError) as error:
-        if getattr(error, "is_of_lost_process", False):
-            raise SolverError(None, str(error)) from error
-        if jax.process_count() == 1 or not re.search(r"\b(Gloo|NCCL)\b", str(error)):
-            raise
-        cure = "start all of them again, from the last checkpoint if there is one (examples/checkpoint.py)"
-        raise SolverError(None, f"another process is gone, or out of step: {cure}. XLA: {error}") from error
+        raise_lost_process(error)
+        raise
 
 
 class Outcome:

@@ -12,7 +12,7 @@ from jaxsparse_fmt._arguments import check_choice
 from jaxsparse_fmt._tracing import in_trace, is_traced
 from solvers.core import arguments
 from solvers.core.operators import Wrapped, call_for, is_function, operator, preconditioner
-from solvers.core.settings import Settings, settled, solver
+from solvers.core.settings import Keywords, Settings, solver
 from solvers.core.solve import by_method
 from solvers.direct import placed_like, reachable
 from solvers.facts import Facts, Memory, NotFinite, Success, is_plain, recalled
@@ -43,7 +43,7 @@ def solve(
     symmetric: bool | None = None,
     definite: bool | None = None,
     remember: bool = True,
-    **settings: Unpack[Settings],
+    **settings: Unpack[Keywords],
 ) -> Solution:
     """Solves A·x = b as an expert would: by the way that costs least, and by the next if that fails.
 
@@ -87,8 +87,8 @@ def solve(
       >>> sol.status, sol.method
       (<Status.CONVERGED: 0>, 'direct')
     """
-    options: Any = settings
-    M, singular = options["M"], options["nullspace"] is not None or options["left_nullspace"] is not None
+    asked = options = Settings(**({"M": "auto"} | settings))
+    M, singular = options.M, options.nullspace is not None or options.left_nullspace is not None
     if remember and x0 is None and method == "auto" and not singular and (sol := _again(A, b, options)) is not None:
         return sol
     check_choice("method", method, ("auto", *METHODS, "direct"))
@@ -99,20 +99,19 @@ def solve(
     if method == "direct" and singular:
         raise ValueError("method='direct' takes no nullspace; direct(A, b, nullspace=…) does")
     n = arguments.unknowns(A, b)
-    settled(settings, b, n, 10 * n)  # which refuses wrong ones before factors are made
     checked = operator(A, n, "A")
     A = checked.A if isinstance(checked, Wrapped) else A if is_function(A) else checked
     vectors = {"b": b, "x0": x0}
     if not is_function(A):
         b = arguments.vectors(b, "b")
         x0 = None if x0 is None else arguments.vectors(x0, "x0")
-        options = options | {"rtol": reachable(options["rtol"], A, b)}
+        options = dataclasses.replace(options, rtol=reachable(options.rtol, A, b))
         if not isinstance(M, str):
             preconditioner(M, b)  # which refuses a wrong one
     # Before the first program over several processes, which would wait for one that has refused its arguments.
     choice = {"method": method, "symmetric": symmetric, "definite": definite, "remember": remember}
     checked.basis.agree(lambda: vectors | choice | {"M": M})
-    numbers = [options[name] for name in ("rtol", "atol", "maxiter")]
+    numbers = options.rtol, options.atol, options.maxiter
     facts = Facts(A, b, not (in_trace() or is_traced(arguments.still((b, x0, numbers)))), symmetric, definite)
     ways = {"function": OF_A_FUNCTION, "sharded": ON_MANY_DEVICES}.get(facts.kind, WAYS)
     name = None if M is None else GIVEN
@@ -123,10 +122,10 @@ def solve(
         ways = WITH_GIVEN_M if ways is WAYS else ways
         ways = [way if way.method == "direct" else way._replace(M=name) for way in ways]
     if singular:
-        ways = without_null_space(ways, facts, options["left_nullspace"] is None)
+        ways = without_null_space(ways, facts, options.left_nullspace is None)
     if not facts.tries or facts.kind == "function":
         return first_success(A, b, x0, options, facts, ways)
-    memory = Memory(arguments.still(A), b, settings, options) if remember and ways in (WAYS, ON_MANY_DEVICES) else None
+    memory = Memory(arguments.still(A), b, asked, options) if remember and ways in (WAYS, ON_MANY_DEVICES) else None
     if memory is not None and len({*checked.basis._of_all(memory.in_words)}) > 1:
         memory.forget()  # what one process has lost all leave, so that all begin with the same way
     try:
@@ -135,11 +134,11 @@ def solve(
         return _of_finite_columns(found.columns, A, b, x0, options, facts, ways)
 
 
-def _of_finite_columns(wrong: Any, A: Any, b: Any, x0: Any, settings: Any, facts: Facts, ways: Any) -> Solution:
+def _of_finite_columns(wrong: Any, A: Any, b: Any, x0: Any, settings: Settings, facts: Facts, ways: Any) -> Solution:
     """The solution of the columns without a NaN or an infinity; NON_FINITE in the others."""
     if is_traced(A, b, x0):  # a derivative, which is NaN there
-        M = settings["M"] if not isinstance(settings["M"], str) else None
-        return by_method(METHODS["gmres"](facts.n), A, b, x0, settings | {"M": M})
+        M = settings.M if not isinstance(settings.M, str) else None
+        return by_method(METHODS["gmres"](facts.n), A, b, x0, dataclasses.replace(settings, M=M))
     if np.all(wrong):
         x = jnp.zeros(b.shape, facts.dtype(b))
         ends = ((Status.NON_FINITE, jnp.int32), (0, jnp.int32), (jnp.nan, x.real.dtype))
@@ -151,7 +150,7 @@ def _of_finite_columns(wrong: Any, A: Any, b: Any, x0: Any, settings: Any, facts
     return dataclasses.replace(sol, code=code, residual_norm=size)
 
 
-def _again(A: Any, b: Any, settings: Any) -> Solution | None:
+def _again(A: Any, b: Any, settings: Settings) -> Solution | None:
     """The solution by the factors that an earlier call with these settings kept; None: there are none, or they fail."""
     found: Success | None = recalled(*jax.tree.flatten(A), of_values=True)
     if found is None or found.asked is None or not is_plain(settings):

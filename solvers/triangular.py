@@ -12,7 +12,7 @@ from jax import Array, lax
 from jaxsparse_fmt._arguments import as_vector
 from jaxsparse_fmt._tracing import concrete, is_traced, standard_promotion
 from jaxsparse_fmt.core.triangular import Triangle
-from solvers.core.diagonal import rows_scaled
+from solvers.core.operators import rows_scaled
 from solvers.precond import _checks as checks
 
 

@@ -22,6 +22,7 @@ from solvers.bicgstab import METHOD as BICGSTAB
 from solvers.cg import METHOD as CG
 from solvers.core import arguments
 from solvers.core.operators import is_function
+from solvers.core.settings import Settings
 from solvers.core.solve import by_method
 from solvers.direct import Prepared, by_factors, prepared, unsolved
 from solvers.facts import Facts, check_finite
@@ -229,7 +230,7 @@ def _next(queue: list[Trial], facts: Facts, by_cost: bool) -> Trial:
 
 
 def first_success(
-    A: Any, b: Any, x0: Any, settings: Any, facts: Facts, ways: Sequence[Way], memory: Any = None
+    A: Any, b: Any, x0: Any, settings: Settings, facts: Facts, ways: Sequence[Way], memory: Any = None
 ) -> Solution:
     """The solution of the first way that succeeds, else the best one; inside jit that of the first.
 
@@ -247,7 +248,7 @@ def first_success(
     best: Solution | None = None
     least, is_singular, factored = np.inf, False, None  # by which other b may be solved
     refusal: Exception = ValueError("no method fits")
-    rest = settings["maxiter"]
+    rest = settings.maxiter
     while queue or stages:
         if not queue:
             stage = stages.pop(0)
@@ -263,13 +264,13 @@ def first_success(
         if best is not None and (trial.taken or way.M in ("multigrid", "ilu")):
             start = jax.lax.stop_gradient(best.x)
         try:
-            M = settings["M"] if way.M == GIVEN else memory and memory.made(way.M)
+            M = settings.M if way.M == GIVEN else memory and memory.made(way.M)
             M = made(trial, facts) if M is None else M
         except (ValueError, MemoryError, SolverError) as error:
             refusal = error
         else:
             try:
-                sol = run(trial, queue, M, A, b, start, settings | {"maxiter": rest}, facts)
+                sol = run(trial, queue, M, A, b, start, dataclasses.replace(settings, maxiter=rest), facts)
             except SolverError as error:  # the factors overflow the dtype
                 refusal = error
         if sol is None:
@@ -300,7 +301,7 @@ def first_success(
             if ways is not WAYS or x0 is not None:
                 return sol
             space = M.found.null_space if type(M) is Prepared else None
-            return shortened(sol, b, facts.host, space, settings["rtol"], settings["atol"])
+            return shortened(sol, b, facts.host, space, settings.rtol, settings.atol)
         if way.M == "factors":
             factored = trial._replace(set_up=0.0), M
         if way.method in ("direct", "singular values") and np.all(solved | (code == Status.OUT_OF_RANGE)):
@@ -323,7 +324,8 @@ def first_success(
     if best is None:
         if not is_singular:
             raise refusal
-        best = _telling(by_method(unsolved(Status.SINGULAR), A, b, None, settings | {"M": None}), "direct")
+        without_M = dataclasses.replace(settings, M=None)
+        best = _telling(by_method(unsolved(Status.SINGULAR), A, b, None, without_M), "direct")
     is_failure = jnp.logical_not(best.success) & (best.code != Status.LEAST_SQUARES)
     code = jnp.where(is_failure & is_singular, jnp.int32(Status.SINGULAR), best.code)
     return _telling(dataclasses.replace(best, code=code), best.method, *tried)
@@ -351,21 +353,23 @@ def made(trial: Trial, facts: Facts) -> Any:
         return MAKERS[name](A)
 
 
-def run(trial: Trial, queue: list[Trial], M: Any, A: Any, b: Any, x0: Any, settings: Any, facts: Facts) -> Solution:
+def run(
+    trial: Trial, queue: list[Trial], M: Any, A: Any, b: Any, x0: Any, settings: Settings, facts: Facts
+) -> Solution:
     """The solution by one way; left early if another in the queue is predicted to end sooner."""
-    way, options = trial.way, settings | {"M": M}
+    way, options = trial.way, dataclasses.replace(settings, M=M)
     if way.M == "factors":
         return by_factors(A, b, x0, options)
     if way.method == "singular values":
         check_finite(facts, b, x0)  # LAPACK raises an error of its own
         return by_singular_values(facts.host, b, facts.dtype(b), options)
     if facts.tries:
-        options["maxiter"] = _most(trial, facts, settings["maxiter"])
+        options = dataclasses.replace(options, maxiter=_most(trial, facts, settings.maxiter))
     if way.method == "lsmr":
         return by_lsmr(A, b, x0, options)
     if facts.tries and trial.step > 0 and way.M not in (None, GIVEN):
         others = [other.seconds for other in queue if other.way.has_set_up]
-        options["budget"] = max(min(others) / trial.step, 1) if others else np.inf
+        options = dataclasses.replace(options, budget=max(min(others) / trial.step, 1) if others else np.inf)
     if x0 is None and facts.tries and way.M in ("multigrid", "ilu"):
         x0 = jnp.zeros_like(b)  # the program is that which goes on from another x
     sol = by_method(METHODS[way.method](facts.n), A, b, x0, options)

@@ -15,7 +15,7 @@ from jaxsparse_fmt._pytrees import pytree
 from jaxsparse_fmt._tracing import concrete, is_traced
 from jaxsparse_fmt._types import Array, Csr
 from jaxsparse_fmt.algebra import on_device, patterns, plans
-from jaxsparse_fmt.core.entry_index import take
+from jaxsparse_fmt.core.entry_index import take_or_zero
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.csr import CSR
@@ -127,5 +127,5 @@ def grouped(row: Any, col: Any, shape: tuple[int, int], backend: str) -> tuple[C
 def summed(duplicates: CSR, values: Array) -> Array:
     """The sums of the values [k] of equal coordinates, in the order given."""
     if duplicates.shape[0] == duplicates.shape[1]:
-        return take(values, duplicates.col_idx)
+        return take_or_zero(values, duplicates.col_idx)
     return (duplicates @ values).astype(values.dtype)

@@ -9,7 +9,7 @@ from jax.core import Tracer
 
 from jaxsparse_fmt._dtypes import index_dtype
 from jaxsparse_fmt.algebra import by_scipy, patterns, plans
-from jaxsparse_fmt.core.entry_index import take
+from jaxsparse_fmt.core.entry_index import take_or_zero
 from jaxsparse_fmt.formats import memory
 
 
@@ -57,7 +57,7 @@ def _at_pairs(A: Any, rows: Any, columns: Any) -> Any:
     S = by_scipy.with_data(patterns.csr(np.asarray(S.indptr), np.asarray(S.indices), S.shape), number)
     pairs = tuple(map(np.array, np.broadcast_arrays(rows, columns)))
     entry = np.asarray(S[pairs]) if pairs[0].size else number[:0]
-    return take(A.data, jnp.asarray(np.where(entry > 0, entry - 1, A.nnz)))
+    return take_or_zero(A.data, jnp.asarray(np.where(entry > 0, entry - 1, A.nnz)))
 
 
 def _in_range(i: int, n: int) -> int:

@@ -24,7 +24,7 @@ from jaxsparse_fmt.core.scipy_names import OnOneDevice
 from jaxsparse_fmt.core.transposed import Transposed
 from jaxsparse_fmt.formats import building, memory
 
-_kept, _digests = Kept(16), Kept(1024)
+_kept, _digests = Kept(16, "patterns of sums and products"), Kept(1024, "digests of patterns")
 FULL = 2**20  # products of two entries, from which a list takes longer to make than a program to compile
 DENSE_TERMS = 128  # of a dense product, which take the time of one product of a list
 

@@ -25,7 +25,7 @@ from jaxsparse_fmt._tracing import concrete, is_traced, standard_promotion
 from jaxsparse_fmt._types import Array, Csr, CsrArrays
 from jaxsparse_fmt.algebra import by_cupy, by_scipy, on_device, patterns
 from jaxsparse_fmt.core import form
-from jaxsparse_fmt.core.entry_index import at_hand, put, take
+from jaxsparse_fmt.core.entry_index import at_hand, put, take_or_zero
 from jaxsparse_fmt.core.faces import Absent
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.formats import building
@@ -98,7 +98,7 @@ class Product(Plan):
         return self._of(A.data, B.data)
 
     def _of(self, a: Array, b: Array) -> SparseMatrix:
-        return self.result.with_data(_sums(self.terms, take(b, self.right), a))
+        return self.result.with_data(_sums(self.terms, take_or_zero(b, self.right), a))
 
 
 @pytree
@@ -148,7 +148,7 @@ def _combined(combine: Any, a: Array, left: Array | None, b: Array, right: Array
 
 def _combination(combine: Any, a: Array, left: Array | None, b: Array, right: Array | None) -> Array:
     """`combine` of the entry of A and of B at each entry of the result, 0 for a missing one."""
-    return combine(a if left is None else take(a, left), b if right is None else take(b, right))
+    return combine(a if left is None else take_or_zero(a, left), b if right is None else take_or_zero(b, right))
 
 
 _compiled_combination = jax.jit(_combination, static_argnums=0)
@@ -347,7 +347,7 @@ def selected(operation: str, key: Any, choose: Any, *matrices: Any, format: str 
     with concrete():
         result, entry = make() if key is None else patterns.kept(make, (key, format), *matrices)
     data = [A.data for A in matrices]
-    return result.with_data(take(data[0] if len(data) == 1 else jnp.concatenate(data), entry))
+    return result.with_data(take_or_zero(data[0] if len(data) == 1 else jnp.concatenate(data), entry))
 
 
 def _operands(*matrices: Any) -> Any:

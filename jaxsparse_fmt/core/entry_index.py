@@ -38,7 +38,7 @@ class Index(NamedTuple):
     unshared: Array | None = None  # if entries share a place, those [nnz] in which `with_data` puts them
 
 
-_kept = Kept(4096)
+_kept = Kept(4096, "places of entries")
 TAKEN = 2**14  # places that NumPy takes at once: it copies their index in 64 bits, which then stays in a cache
 
 
@@ -178,9 +178,9 @@ def transposed(csr: CsrArrays, place: Array | None = None) -> tuple[CsrArrays, A
     n_rows, n_cols = csr.shape
     if place is None:
         place = sorted_by(indices, jnp.arange(indices.size, dtype=indptr.dtype))
-    row, col = take(expand_ptr(jnp, indptr, indices.size), place), take(indices, place)
+    row, col = take_or_zero(expand_ptr(jnp, indptr, indices.size), place), take_or_zero(indices, place)
     ptr = row_pointers(col, n_cols).astype(indptr.dtype)
-    return CsrArrays(take(data, place), row, ptr, (n_cols, n_rows)), place
+    return CsrArrays(take_or_zero(data, place), row, ptr, (n_cols, n_rows)), place
 
 
 def sorted_by(key: Array, order: Array) -> Array:
@@ -205,7 +205,7 @@ def data(A: Any) -> Array:
     """The entries [nnz] in canonical order."""
     index = of_values(A)
     if index.unshared is not None:
-        return _taken(A.values, index.place) if at_hand(A.values, index) else take(A.values, index.place)
+        return _taken(A.values, index.place) if at_hand(A.values, index) else take_or_zero(A.values, index.place)
     return permuted(A.values, index.place, index.entry)
 
 
@@ -318,7 +318,7 @@ def checked(data: Any, nnz: int) -> Array:
 
 
 @by_size
-def take(a: Array, index: Array) -> Array:
+def take_or_zero(a: Array, index: Array) -> Array:
     """a[index], and 0 where the index is past the end."""
     if a.shape[0] == 0:
         return jnp.zeros(index.shape, a.dtype)
@@ -327,12 +327,12 @@ def take(a: Array, index: Array) -> Array:
 
 
 def permuted(a: Array, index: Array, back: Array) -> Array:
-    """take(a, index); the transpose gathers by `back`, the inverse of `index`, where XLA's would add by atomics.
+    """`take_or_zero`; the transpose gathers by `back`, the inverse of `index`, where XLA's would add by atomics.
 
     On a CPU, outside jit, NumPy gathers: it compiles nothing.
     """
     if mesh_axes.are_explicit(a, index, back) or a.shape[0] == 0:
-        return take(a, index)
+        return take_or_zero(a, index)
     return permuted_p.bind(*mesh_axes.varying((a, index, back)))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 
+from jaxsparse_fmt._caches import listed
 from jaxsparse_fmt._dtypes import x64_enabled
 from jaxsparse_fmt._tracing import concrete, is_concrete, standard_promotion
 from jaxsparse_fmt.core import mesh_axes
@@ -27,9 +28,16 @@ class Kept:
     need no lock.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, what: str = "other results") -> None:
         self.most = most
         self.table: dict[Any, tuple[Any, list[weakref.ref[Any]]]] = {}
+        listed(self, what)
+
+    def clear(self) -> None:
+        self.table.clear()
+
+    def values(self) -> list[Any]:
+        return [found[0] for found in list(self.table.values())]
 
     def find(self, key: Any, arrays: Sequence[Any]) -> Any:
         """The value; None if there is none, or if one of its arrays was deleted, by donation for instance."""

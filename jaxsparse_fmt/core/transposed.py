@@ -101,7 +101,7 @@ class Transposed(OnOneDevice):
 
     def _in_its_order(self, a: Array) -> Array:
         """One number for each entry of A, in the canonical order of the transpose."""
-        return entry_index.take(a, entry_index.of_transpose(self.A).place)
+        return entry_index.take_or_zero(a, entry_index.of_transpose(self.A).place)
 
     def with_data(self, data: Any) -> "Transposed":
         """The same pattern with other entries, as `SparseMatrix.with_data`.
@@ -113,7 +113,7 @@ class Transposed(OnOneDevice):
           ValueError: another shape.
         """
         data = entry_index.checked(data, self.nnz)
-        return Transposed(self.A.with_data(entry_index.take(data, entry_index.of_transpose(self.A).entry)))
+        return Transposed(self.A.with_data(entry_index.take_or_zero(data, entry_index.of_transpose(self.A).entry)))
 
     def data_of(self, gradient: "Transposed") -> Array:
         """The entries [nnz] of a gradient in this whole view, in the order of `data`, as `SparseMatrix.data_of`."""

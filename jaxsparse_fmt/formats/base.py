@@ -102,7 +102,7 @@ class ByRule(SparseMatrix):
     @property
     def basis(self) -> Basis:
         """The sorted order of a square matrix whose rows are stored sorted."""
-        perm = self._basis_order()
+        perm = self._basis_order() if "perm" in vars(self) else None
         return IDENTITY if perm is None else Basis(perm)
 
     @property

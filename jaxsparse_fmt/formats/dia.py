@@ -264,7 +264,7 @@ def _placed(csr: Csr, offsets: Array, dtype: np.dtype, longest: int, has_holes: 
     return values, jnp.packbits(present, bitorder="little") if has_holes else None
 
 
-_starts = Kept(4096)
+_starts = Kept(4096, "starts of diagonals")
 
 
 def _starts_in_place(start: Array, n_rows: int) -> Array:

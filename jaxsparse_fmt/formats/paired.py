@@ -147,7 +147,7 @@ class Paired(SparseMatrix):
 
 pytree(Paired, ["values", "storage", "storage_T", "source", "gathered"], Origin.of)
 
-_kept = Kept(64)
+_kept = Kept(64, "values of stored transposes")
 
 
 @jax.jit

@@ -241,7 +241,7 @@ def _occupied_on_device(csr: Csr, longest: int) -> np.ndarray:
     return 64 * some[eight] + bit
 
 
-_kept = Kept(8)
+_kept = Kept(8, "statistics of rows")
 
 
 @functools.partial(jax.jit, static_argnums=1)

@@ -21,7 +21,7 @@ from jaxsparse_fmt._text import readable_bytes
 from jaxsparse_fmt.core.basis import IDENTITY, Operator
 from jaxsparse_fmt.formats import memory
 from solvers.core.operators import UserFunction, is_function
-from solvers.solution import noticing_lost_processes
+from solvers.solution import raise_lost_process
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -33,16 +33,13 @@ ELSEWHERE = {"tol": "rtol", "max_steps": "maxiter", "preconditioner": "M", "y0":
 ANY = 2.0**126
 
 
-def door(
-    f: Callable[Parameters, Result], signature: inspect.Signature | None = None, **defaults: Any
-) -> Callable[Parameters, Result]:
+def door(f: Callable[Parameters, Result], signature: inspect.Signature | None = None) -> Callable[Parameters, Result]:
     """A function of a matrix, as under `standard_promotion`; what one process refuses of a sharded matrix, all refuse.
 
     TypeError: a keyword that f does not have, with those that it has.
 
     Args:
-      signature: None takes that of f.
-      defaults: of keywords that f takes as `**settings`.
+      signature: that which users see; None takes that of f.
     """
     known = (signature or inspect.signature(f)).parameters
 
@@ -50,11 +47,14 @@ def door(
     def called(*args: Parameters.args, **keywords: Parameters.kwargs) -> Result:
         A: Any = args[0] if args else keywords.get("A")
         together = A._failing_together(f.__name__) if isinstance(A, Operator) else contextlib.nullcontext()
-        lenient = jax.numpy_rank_promotion("allow")
-        with noticing_lost_processes(), together, jax.numpy_dtype_promotion("standard"), lenient:
-            if not keywords.keys() <= known.keys():
-                raise _unknown_keyword(f.__name__, keywords, known)
-            return f(*args, **(defaults | keywords))  # pyright: ignore[reportCallIssue]
+        try:
+            with together, jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+                if not keywords.keys() <= known.keys():
+                    raise _unknown_keyword(f.__name__, keywords, known)
+                return f(*args, **keywords)
+        except (RuntimeError, ValueError) as error:
+            raise_lost_process(error)
+            raise
 
     if signature is not None:
         vars(called)["__signature__"] = signature
@@ -90,7 +90,7 @@ class Ravel:
         if (tree, tuple(map(jnp.shape, leaves))) != (self.tree, self.shapes):
             like = jax.tree.unflatten(self.tree, self.shapes)
             raise ValueError(f"{name} must have b's structure and shapes, {like}; got {jax.tree.map(jnp.shape, a)}")
-        return jnp.concatenate([vectors(jnp.ravel(owned(leaf)), name) for leaf in leaves])
+        return jnp.concatenate([as_floating(jnp.ravel(owned(leaf)), name) for leaf in leaves])
 
     def pytree(self, v: Array) -> Any:
         """The pytree whose leaves are the parts of v [n]."""
@@ -124,7 +124,7 @@ def ravel(b: Any, A: Any) -> Ravel | None:
 
     ValueError: b is empty, or its systems are rows. TypeError: it is sparse, or a pytree while A is not a function.
     """
-    leaves, is_array = [b], isinstance(b, jax.Array | np.ndarray)
+    leaves, is_array, of_function = [b], isinstance(b, jax.Array | np.ndarray), is_function(A)
     if not is_array:
         if is_sparse(b):
             raise TypeError(f"b is a sparse {type(b).__name__}, and a right-hand side is dense; pass b.todense()")
@@ -133,14 +133,21 @@ def ravel(b: Any, A: Any) -> Ravel | None:
     shape = np.shape(b) if is_array else ()
     if len(shape) == 2 and shape[0] != shape[1] and getattr(A, "shape", None) == (shape[1], shape[1]):
         raise ValueError(f"b has shape {shape}; several right-hand sides are columns, ({shape[1]}, k): pass b.T")
-    if not is_array and not is_function(A):
+    if not is_array and not of_function:
         raise TypeError(f"b is a {type(b).__name__}; a matrix A takes one array, and a function A a pytree like b")
     if not sum(map(np.size, leaves)):
         raise ValueError(f"b is empty, of shape {jax.tree.map(np.shape, b)}; a system needs at least one unknown")
-    if not is_function(A) or (is_array and len(shape) == 1):
+    if not of_function or (is_array and len(shape) == 1):
         return None
     dtypes = tuple(floating_dtype(jnp.result_type(leaf), "b") for leaf in leaves)
     return Ravel(jax.tree.structure(b), tuple(map(np.shape, leaves)), dtypes if len(set(dtypes)) > 1 else ())
+
+
+def right_side(b: Any, A: Any) -> tuple[Array, Ravel | None]:
+    """b as a vector [n], or columns [n, k] of a matrix A, and as `ravel`, if b is a single unknown of another shape."""
+    is_vector = isinstance(b, jax.Array) and b.ndim == 1 and b.size > 0
+    found = None if is_vector else ravel(b, A)
+    return (vectors(b, "b"), None) if found is None else (found.vector(b, "b"), found)
 
 
 def _is_array(a: Any, leaves: list[Any]) -> bool:
@@ -157,14 +164,14 @@ def unknowns(A: Any, b: Any) -> int:
 
 
 def vectors(a: Any, name: str) -> Array:
-    """`a` as a vector, or several as columns, of floats or complex numbers.
+    """`a` as a vector, or several as columns, of floats or complex numbers of a dtype that promotion keeps.
 
     ValueError: neither one- nor two-dimensional. TypeError: not numeric.
     """
     a = as_floating(a, name)
     if a.ndim not in (1, 2):
         raise ValueError(f"{name} must be a vector of shape (n,), or several as columns (n, k); got {a.shape}")
-    return a
+    return a.astype(a.dtype) if jax.typeof(a).weak_type else a
 
 
 def nonempty(a: Any, name: str, needs: str) -> Array:
@@ -204,14 +211,16 @@ def cast(a: Array, dtype: Any) -> Array:
     return a if a.dtype == dtype and not jax.typeof(a).weak_type else a.astype(dtype)
 
 
-def tolerance(value: Any, name: str, infinite: bool = False) -> Any:
-    """A number from 0 up in JAX's default float, traced or a NumPy scalar: an array on the device would cost 50 µs.
+def nonnegative(value: Any, name: str, infinite: bool = False) -> Any:
+    """A number from 0 up: a float of Python, or traced, in JAX's default float.
 
     Args:
       infinite: whether infinity stands for `ANY`, as for rtol and atol, where SciPy takes it.
 
     ValueError: negative or NaN, or infinite where that has no sense. TypeError: not one number.
     """
+    if type(value) is float and 0 <= value < math.inf:
+        return value
     if isinstance(value, Tracer):
         _check_traced(value, name, np.floating, np.integer)
         return jnp.asarray(value, float)
@@ -219,7 +228,13 @@ def tolerance(value: Any, name: str, infinite: bool = False) -> Any:
     number = ANY if number == math.inf and infinite else number
     if not (number >= 0 and math.isfinite(number)):
         raise ValueError(f"{name} must be a number from 0 up; got {value}")
-    return np.asarray(number, jax.dtypes.canonicalize_dtype(float))
+    return number
+
+
+def tolerance(value: Any, name: str) -> Any:
+    """As `nonnegative`, with NumPy's number for Python's, which jit takes in less time; a device's would cost 50 µs."""
+    number = nonnegative(value, name)
+    return number if isinstance(number, Tracer) else np.asarray(number, jax.dtypes.canonicalize_dtype(float))
 
 
 def _check_traced(value: Tracer, name: str, *kinds: Any) -> None:
@@ -247,15 +262,19 @@ def maxiter(value: Any, otherwise: int, least: int = 0) -> Any:
     return integer(value if isinstance(value, Tracer) else int_at_least(value, "maxiter", least), "maxiter")
 
 
-def history_length(history: Any, maxiter: int | None, longest: int) -> int:
+def history(value: Any) -> bool | int:
+    """Whether to keep residual norms, or how many."""
+    return bool(value) if isinstance(value, (bool, np.bool_)) else int_at_least(value, "history", 0)
+
+
+def history_length(history: bool | int, maxiter: int, longest: int) -> int:
     """The number of residual norms to keep, that of the start included: 0 for False, at most `longest` + 1 for True."""
-    if isinstance(history, (bool, np.bool_)):
-        return (longest if maxiter is None else min(maxiter, longest)) + 1 if history else 0
-    length = int_at_least(history, "history", 0) + 1
+    if isinstance(history, bool):
+        return min(maxiter, longest) + 1 if history else 0
     check_free_memory(
-        8 * length, f"history={length - 1}", "keep fewer norms, or pass progress= to see them", memory.free
+        8 * (history + 1), f"history={history}", "keep fewer norms, or pass progress= to see them", memory.free
     )
-    return length
+    return history + 1
 
 
 def check_free_memory(needed: int, what: str, cure: str, free_bytes: Callable[[], int | None]) -> None:

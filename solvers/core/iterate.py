@@ -24,10 +24,9 @@ from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from jaxsparse_fmt.core.vector_passes import Pass
 from solvers.core import stopping
 from solvers.core.diagnosis import diagnosed
-from solvers.core.pace import Pace, paced
 from solvers.core.scaling import Map, exponent_of, power_of_two, unit_of
 from solvers.core.space import Space
-from solvers.core.stopping import RUNNING, Best, End, Last, Limits, Loop, Now, Outer, is_taken, recorded
+from solvers.core.stopping import OVER, RUNNING, Best, End, Last, Limits, Loop, Now, Outer, is_taken, recorded
 from solvers.core.vectors import anyone, dot
 from solvers.solution import Status
 
@@ -147,6 +146,14 @@ class System(NamedTuple):
     failed: Any = None
 
 
+class Pace(NamedTuple):
+    """How fast a solve with a `budget` falls: its smallest norm so far, and the same as it was after `k` steps."""
+
+    k: Array
+    norm: Array
+    least: Array
+
+
 def run(space: Space, method: Method, options: Options, system: System) -> tuple[Array, End]:
     """x with A·x = b, finite, and how the solve ended. Inside, b is scaled by a power of two."""
     A, M, b, x0, limits, inner, basis, _ = system
@@ -179,7 +186,7 @@ def run(space: Space, method: Method, options: Options, system: System) -> tuple
 
     def trip(outer: Outer) -> Outer:
         """Runs the method from a true residual until its recursion ends it; then judges x by its true residual."""
-        before, goal, runs, is_new = _started(real, outer.squared, outer.code, tolerance, drop)
+        before, goal, runs, is_new = _started(real, outer.squared, outer.phase, tolerance, drop)
         work = method.start(space, multiplied, M, outer.r.astype(narrow), outer.squared.astype(real), outer.last)
 
         def now_of(loop: Loop) -> Now:
@@ -225,16 +232,16 @@ def run(space: Space, method: Method, options: Options, system: System) -> tuple
         new = stopping.judged(judge, x, loop, outer, before, is_new)
         if b.ndim == 1:  # a single system is in the loop only while it goes on
             return new
-        return jax.tree.map(lambda new, old: jnp.where(outer.goes_on, new, old), new, outer)
+        return jax.tree.map(lambda new, old: jnp.where(outer.phase != OVER, new, old), new, outer)
 
     norm, k = b_norm if x0 is None else jnp.sqrt(squared), jnp.zeros(b_norm.shape, jnp.int32)
     norms = jnp.full((options.history_length, *k.shape), -1, norm.dtype) if options.history_length else None
     last = Last(jnp.zeros_like(r, narrow), jnp.full_like(norm, jnp.inf)) if method.keeps else None
     pace = None if budget is None else Pace(k, norm.astype(real), norm.astype(real))
-    Ax_norm, best, goes_on = jnp.zeros_like(norm), Best(x, norm, k), jnp.ones_like(k, bool)
+    Ax_norm, best, phase = jnp.zeros_like(norm), Best(x, norm, k), jnp.full_like(k, stopping.STEPPING)
     norms, code = recorded(norms, k, norm), jnp.full_like(k, RUNNING)
-    outer = Outer(x, r, squared, k, code, norms, last, best, Ax_norm, pace, goes_on)
-    outer = lax.while_loop(lambda outer: anyone(outer.goes_on), trip, mesh_axes.varying(outer, r))
+    outer = Outer(x, r, squared, k, code, norms, last, best, Ax_norm, pace, phase)
+    outer = lax.while_loop(lambda outer: anyone(outer.phase != OVER), trip, mesh_axes.varying(outer, r))
 
     # If the recursion was wrong, the best x may be worse than that at which the solve failed, or even than the start.
     takes_best, takes_start, least = _least(outer.code, outer.squared, outer.best.norm, norm)
@@ -273,10 +280,10 @@ def by_norm(inverse: Array | None) -> Map:
 
 
 @functools.partial(one_kernel, statics=1)
-def _started(real: Any, squared: Array, code: Array, tolerance: Array, drop: Array) -> tuple[Array, ...]:
+def _started(real: Any, squared: Array, phase: Array, tolerance: Array, drop: Array) -> tuple[Array, ...]:
     """‖r‖, the norm at which the method ends, whether it runs, and whether a new x is to be judged, or the best one."""
     norm = jnp.sqrt(squared)
-    return norm, jnp.maximum(tolerance, drop * norm).astype(real), code == RUNNING, code < stopping.RETRY
+    return norm, jnp.maximum(tolerance, drop * norm).astype(real), phase == stopping.STEPPING, phase != stopping.JUDGING
 
 
 @one_kernel
@@ -322,6 +329,23 @@ def steps(
         return loop
 
     return trip
+
+
+def paced(loop: Loop, active: Array, tolerance: Array, budget: Array) -> Loop:
+    """The loop with its pace; MAXITER in all columns if one of them would take more than `budget` further steps.
+
+    The rate is that of the last half of all steps, first after budget / 2 steps and then whenever their number has
+    doubled. So a solve that does not fall wastes half of what the other way costs, and one that is predicted to end
+    within the budget goes on. At first twice the budget is allowed, since Krylov methods get faster.
+    """
+    k, norm, least = loop.pace
+    least = jnp.where(loop.norm < least, loop.norm, least)
+    due = active & (loop.k >= jnp.maximum(2 * k, budget / 4))
+    fall, rest = jnp.log(norm / least), jnp.log(least / tolerance)
+    allowed = jnp.where(loop.k < budget, 2, 1) * budget
+    is_slow = due & (loop.k >= budget / 2) & ~(rest * (loop.k - k) <= allowed * fall)
+    pace = Pace(jnp.where(due, loop.k, k), jnp.where(due, least, norm), least)
+    return loop._replace(code=jnp.where(active & anyone(is_slow), jnp.int32(Status.MAXITER), loop.code), pace=pace)
 
 
 def tell_end(progress: Watcher, k: Array, compared: Any, target: Any, code: Array) -> None:

@@ -25,6 +25,7 @@ from jaxsparse_fmt._tracing import is_traced
 from jaxsparse_fmt.core.basis import Basis, Operator
 from solvers.core import arguments, opaque, stopping
 from solvers.core.program import Entry
+from solvers.core.settings import Settings
 from solvers.core.space import outside
 from solvers.core.vectors import linear_combination, matmul, products, ratio
 from solvers.solution import Solution, Status
@@ -89,19 +90,17 @@ def _along(V: Array, v: Array, over: Any = None) -> Array:
     return lax.psum(found, over.axis) if over is not None and over.is_manual else found
 
 
-def given(settings: Any, n: int, ravel: Any, self_adjoint: bool) -> list[Any]:
-    """The bases of a null space and a left one, [n, m] each, as the user gave them; none: none given.
+def given(settings: Settings, n: int, ravel: Any, self_adjoint: bool) -> list[Array]:
+    """The bases of a null space, and of a left one if there is one, [n, m] each, as the user gave them.
 
     ValueError: not m < n vectors of n, or one space without the other. TypeError: not numeric.
     """
-    Z, L = (settings.get(name) for name in KEYWORDS)
-    if Z is None and L is None:
-        return []
+    Z, L = settings.nullspace, settings.left_nullspace
     if Z is None:
         raise ValueError("left_nullspace needs nullspace, the vectors that A itself takes to 0")
     if L is not None and self_adjoint:
         raise ValueError("left_nullspace is for A that is not symmetric: take gmres, bicgstab or idrs, or leave it out")
-    if settings["adjoint"] == "unrolled":
+    if settings.adjoint == "unrolled":
         raise ValueError("adjoint='unrolled' takes no nullspace; leave adjoint out")
     both = [_columns(V, n, ravel, name) for V, name in zip((Z, L), KEYWORDS, strict=True) if V is not None]
     if both[0].shape != both[-1].shape:

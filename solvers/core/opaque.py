@@ -7,7 +7,6 @@ solve that took no step) and an error in reverse mode. A primitive keeps its rul
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, dataclass_transform
 
@@ -17,6 +16,7 @@ from jax import Array, lax
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
+from jaxsparse_fmt._caches import remembered
 from jaxsparse_fmt._tracing import PROGRAMS, sizes, standard_promotion
 from jaxsparse_fmt.core import mesh_axes
 
@@ -78,7 +78,7 @@ class Operation:
         return None
 
 
-@functools.lru_cache(PROGRAMS)
+@remembered(PROGRAMS, "programs of solvers")
 def _jitted(operation: Operation, sizes: Any) -> Any:
     """The program of an operation on leaves of these sizes, compiled."""
     del sizes

@@ -7,21 +7,23 @@ costs about a millisecond. A function with the same equations as one before reus
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, TypeGuard
+from typing import Any, Self, TypeGuard
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
+from jax.sharding import PartitionSpec
 
-from jaxsparse_fmt._arguments import as_floating, owned
+from jaxsparse_fmt._arguments import as_floating, as_vector, owned
+from jaxsparse_fmt._caches import remembered
 from jaxsparse_fmt._pytrees import pytree
 from jaxsparse_fmt._text import nearest
+from jaxsparse_fmt._tracing import standard_promotion
 from jaxsparse_fmt.core import mesh_axes
-from jaxsparse_fmt.core.basis import Operator
+from jaxsparse_fmt.core.basis import Basis, Operator
 from solvers.core import structure
-from solvers.core.diagonal import Diagonal
 from solvers.core.vectors import times
 
 FUNCTIONS = 64  # of users' functions that are kept; the least recently used goes
@@ -50,6 +52,58 @@ class Wrapped(Operator):
         return times(self.A, x)
 
 
+def operand(M: Any, r: Any, leaf: Array, ndim: int) -> Array:
+    """r in the form in which M multiplies it: [n] or [n, k], of floats or complex numbers.
+
+    ValueError: another shape, or a stack of operators, whose array `leaf` has more than `ndim` dimensions.
+    """
+    if leaf.ndim != ndim:
+        raise ValueError(
+            f"M is a stack of {' × '.join(map(str, leaf.shape[: leaf.ndim - ndim]))} preconditioners, as vmap makes "
+            "them; apply it inside vmap too: jax.vmap(lambda M, r: M @ r)(M, R)"
+        )
+    return as_vector(r, M, 1, f"M @ r with M of shape {M.shape} takes r")
+
+
+def rows_scaled(d: Array, r: Array) -> Array:
+    """d [n] times the rows of r, [n] or [n, k]."""
+    return (d if r.ndim == 1 else d[:, None]) * r
+
+
+@pytree
+@dataclasses.dataclass(frozen=True, eq=False)
+class Diagonal(Operator):
+    """diag(d) as an operator: `@ r` for r of [n] or [n, k]. Reads n entries.
+
+    Attributes:
+      d: [n].
+    """
+
+    d: Array
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.d.shape[-1], self.d.shape[-1]
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.d.dtype
+
+    @property
+    def T(self) -> Self:
+        return self
+
+    @standard_promotion
+    def __matmul__(self, r: Any) -> Array:
+        return rows_scaled(self.d, operand(self, r, self.d, 1))
+
+    def _entered(self, basis: Basis) -> Self:
+        return dataclasses.replace(self, d=basis.enter(self.d))
+
+    def _partition(self, axis: Any) -> PartitionSpec:
+        return PartitionSpec(axis)
+
+
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False)
 class Function(Operator):
@@ -68,7 +122,11 @@ class Function(Operator):
     __call__ = __matmul__
 
 
-_same: Callable[[Any], list[Jaxpr]] = functools.lru_cache(maxsize=FUNCTIONS)(lambda key: [])  # the first with this key
+@remembered(FUNCTIONS, "functions as A or M")
+def _same(key: Any) -> list[Jaxpr]:
+    """The first program with this key, once it is put in."""
+    del key
+    return []
 
 
 def traced(f: Callable[[Any], Any], example: Any) -> Function:
@@ -147,9 +205,10 @@ def operator(A: Any, n: int, name: str) -> Operator:
 
     ValueError: not square, or not of b's size. TypeError: neither a function nor anything with a shape and `@`.
     """
-    if isinstance(A, UserFunction):
+    is_operator = isinstance(A, Operator)
+    if is_operator and (isinstance(A, UserFunction) or A.shape == (n, n)):
         return A
-    if not isinstance(A, Operator) and (is_function(A) or getattr(A, "shape", None) is None):
+    if not is_operator and (is_function(A) or getattr(A, "shape", None) is None):
         if not callable(A):
             got = repr(A) if isinstance(A, str) else type(A).__name__
             cure = f"; {call_for(A)}" if isinstance(A, str) and name == "M" else ""

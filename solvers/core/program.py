@@ -19,10 +19,11 @@ import jax
 from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
+from jaxsparse_fmt._caches import remembered
 from jaxsparse_fmt._progress import BAR
 from jaxsparse_fmt._tracing import PROGRAMS, Parameters, Result, in_trace, sizes
 from jaxsparse_fmt.core import mesh_axes
-from jaxsparse_fmt.core.basis import Basis
+from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from jaxsparse_fmt.kernels.backends import jax_versions
 from solvers.core.operators import Function, UserFunction, traced
 
@@ -120,7 +121,7 @@ def _wait(a: Any) -> None:
     a.block_until_ready()  # raises the error of a program that failed
 
 
-jit = functools.lru_cache(PROGRAMS)(lambda f, quick, *key: compiled(f, quick))
+jit = remembered(PROGRAMS, "programs of solvers")(lambda f, quick, *key: compiled(f, quick))
 
 _calls = False  # whether a solve calls the user now; another one inside such a call must not wait for it
 
@@ -160,7 +161,14 @@ class Entry:
         self.body, self.examples, self.out = body, examples, out
 
     def __call__(
-        self, static: Any, maps: tuple[Any, ...], basis: Basis, v: Any, *others: Any, calls: bool = False
+        self,
+        static: Any,
+        maps: tuple[Any, ...],
+        basis: Basis,
+        v: Any,
+        *others: Any,
+        calls: bool = False,
+        arrays: list[Any] | None = None,
     ) -> Any:
         """The result.
 
@@ -170,25 +178,29 @@ class Entry:
           v: the vector of the problem, or None; programs take vectors that are sharded and vary like it.
           others: pytrees of arrays.
           calls: whether the program calls the user: unless it is traced, the result returns after the last call.
+          arrays: the arrays of the operands, if the caller has listed them.
         """
+        programs, order = (), None if basis is IDENTITY else basis  # whose tree would cost a microsecond
         if UserFunction in map(type, maps):
-            untraced, maps = maps, self._traced(static, maps, v)
+            untraced, maps, arrays = maps, self._traced(static, maps, v), None
             varied = mesh_axes.varying(v, (maps, others))
             if varied is not v:
                 v, maps = varied, self._traced(static, untraced, varied)
-        programs = [f.program for f in maps if isinstance(f, Function)]
+        if Function in map(type, maps):
+            programs = [f.program for f in maps if isinstance(f, Function)]
         quick = not jax_versions.is_traced_here()
-        call = jit(self._on_any_axes, quick, static, sizes(maps, v, others), *programs)
+        call = jit(self._on_any_axes, quick, static, sizes(arrays or (maps, v, others)), *programs)
         if not calls or _calls or in_trace():
-            return call(static, maps, basis, v, others)
+            return call(static, maps, order, v, others)
         with _calling():
-            return call(static, maps, basis, v, others)
+            return call(static, maps, order, v, others)
 
     def _traced(self, static: Any, maps: tuple[Any, ...], v: Any) -> tuple[Any, ...]:
         examples = zip(maps, self.examples(static, v), strict=True)
         return tuple([a._traced(like) if isinstance(a, UserFunction) else a for a, like in examples])
 
-    def _on_any_axes(self, static: Any, maps: tuple[Any, ...], basis: Basis, v: Any, others: tuple[Any, ...]) -> Any:
+    def _on_any_axes(self, static: Any, maps: tuple[Any, ...], basis: Any, v: Any, others: tuple[Any, ...]) -> Any:
+        basis = IDENTITY if basis is None else basis
         if not mesh_axes.has_mesh(maps, basis, v, others):
             return self.body(static, maps, basis, v, *others)
         # Auto axes for all but users' functions, which run on the axes of their own arrays.

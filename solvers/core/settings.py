@@ -2,7 +2,6 @@
 
 import contextvars
 import dataclasses
-import functools
 import inspect
 import operator
 from collections.abc import Callable
@@ -27,9 +26,7 @@ Result = TypeVar("Result", bound=Solution)
 # steps between two checks are wasted at the end, and in a refinement also before each true residual.
 STEPS_PER_CHECK_DEFAULT = 10
 STEPS_PER_CHECK_SMALL, SMALL = 40, 250_000  # unknowns, whose steps take less than 10 µs
-# The settings that `settled` checks.
 NUMBERS = ("rtol", "atol", "maxiter", "history", "check_every")
-CHECKED = (*NUMBERS, "callback", "progress", "adjoint")
 RTOL = 1e-6  # if none is given
 # Iterations that `history=True` records.
 MAX_HISTORY = 10_000
@@ -61,7 +58,7 @@ class Adjoint:
 
     def __post_init__(self) -> None:
         if self.rtol is not None:
-            object.__setattr__(self, "rtol", float(arguments.tolerance(self.rtol, "rtol")))
+            object.__setattr__(self, "rtol", float(arguments.nonnegative(self.rtol, "rtol")))
         if self.maxiter is not None:
             object.__setattr__(self, "maxiter", arguments.int_at_least(self.maxiter, "maxiter", 0))
         if not isinstance(self.truncated, bool):
@@ -91,8 +88,8 @@ def as_preconditioner(M: UserFunction) -> UserFunction:
     return dataclasses.replace(M, apply=applied)
 
 
-class Settings(TypedDict, total=False):
-    """The keywords of every solver of A·x = b; `cg` explains each."""
+class Keywords(TypedDict, total=False):
+    """The keywords of every solver of A·x = b, as type checkers read them; `cg` explains each."""
 
     M: Any
     rtol: float
@@ -107,114 +104,114 @@ class Settings(TypedDict, total=False):
     left_nullspace: Any
 
 
-DEFAULTS: Settings = {
-    "M": None,
-    "rtol": RTOL,
-    "atol": 0.0,
-    "maxiter": None,
-    "history": False,
-    "callback": None,
-    "progress": None,
-    "check_every": None,
-    "adjoint": Adjoint(),
-    "nullspace": None,
-    "left_nullspace": None,
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """`Keywords`, checked when they are made; numbers are Python's, or traced. A default needs no check.
+
+    Attributes:
+      budget: of a trial of `solve` (`Limits`).
+    """
+
+    M: Any = None
+    rtol: Any = RTOL
+    atol: Any = 0.0
+    maxiter: Any = None
+    history: Any = False
+    callback: Any = None
+    progress: Any = None
+    check_every: Any = None
+    adjoint: Any = Adjoint()
+    nullspace: Any = None
+    left_nullspace: Any = None
+    budget: Any = None
+
+    def __post_init__(self) -> None:
+        for name, check in CHECKS.items():
+            if (value := getattr(self, name)) is not getattr(Settings, name):
+                object.__setattr__(self, name, check(value))
+
+    def __or__(self, changes: dict[str, Any]) -> "Settings":
+        return dataclasses.replace(self, **changes)
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
+
+    def get(self, name: str) -> Any:
+        return getattr(self, name)
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether the user sees more of the steps than their result."""
+        return self.history is not False or self.callback is not None or self.progress is not None
+
+    def limits(self, most: int, drop: float = 0.0) -> Limits:
+        """The numbers of the stopping rule, where a maxiter of None allows `most` iterations."""
+        most, real = min(most, 2**31 - 1), jax.dtypes.canonicalize_dtype(float)
+        longest = most if self.maxiter is None else self.maxiter
+        traced = isinstance(longest, Tracer)
+        longest = arguments.integer(longest, "maxiter") if traced else np.asarray(longest, np.int32)
+        budget = None if self.budget is None else np.asarray(self.budget, np.float32)
+        # NumPy's numbers, which jit takes in the least time: arrays on the device would cost 50 µs.
+        rtol: Any = self.rtol if isinstance(self.rtol, Tracer) else np.asarray(self.rtol, real)
+        atol: Any = self.atol if isinstance(self.atol, Tracer) else np.asarray(self.atol, real)
+        limits = Limits(rtol, atol, longest, np.asarray(drop, real), budget=budget)  # pyright: ignore[reportArgumentType]
+        if isinstance(self.adjoint, str) or _in_preconditioner.get():
+            return limits
+        derivative_rtol, derivative_maxiter = self.adjoint.rtol, self.adjoint.maxiter
+        if derivative_rtol is None and not isinstance(rtol, Tracer) and rtol >= arguments.ANY:
+            derivative_rtol = RTOL  # with that of the solve, all derivatives would be 0
+        if derivative_rtol is not None:
+            limits = limits._replace(derivative_rtol=np.asarray(derivative_rtol, real))
+        if derivative_maxiter is None:
+            xp = jnp if traced else np  # an operation on the device would cost 10 µs and more
+            return limits._replace(derivative_maxiter=xp.maximum(longest, most))
+        return limits._replace(derivative_maxiter=np.asarray(derivative_maxiter, np.int32))
+
+    def of_loop(self, arrays: list[Any], n: int, most: int, drop: float = 0.0) -> tuple[Options, Any, Limits]:
+        """The static options of a loop over n unknowns, those of its derivatives, and `limits(most, drop)`.
+
+        Args:
+          arrays: those of A, b and M, where the loop runs.
+        """
+        limits, adjoint, every, history = self.limits(most, drop), self.adjoint, self.check_every, 0
+        if every is None:
+            platform = arguments.memory.device(arrays).platform
+            every = 1 if platform == "cpu" else steps_per_check(n, platform, len(jax.tree.leaves(self.M)), drop > 0)
+        if self.history is not False:
+            longest = MAX_HISTORY if isinstance(limits.maxiter, Tracer) else int(limits.maxiter)
+            history = arguments.history_length(self.history, longest, MAX_HISTORY)
+        if isinstance(adjoint, Adjoint) and (adjoint is not Settings.adjoint or _in_preconditioner.get()):
+            # Its numbers are limits, and derivatives alone call a report: no other program keeps what that holds.
+            report = adjoint.report if jax_versions.is_traced_here() else None
+            rough = _in_preconditioner.get()
+            adjoint = Rough(report=report) if rough else Adjoint(None, None, adjoint.truncated, report)
+        return Options(history, every, self.callback, self.progress), adjoint, limits
+
+
+def _adjoint(value: Any) -> Any:
+    if isinstance(value, Adjoint) or (isinstance(value, str) and value == "unrolled"):
+        return value
+    raise TypeError(f"adjoint must be a solvers.Adjoint or 'unrolled'; got {value!r}")
+
+
+CHECKS: dict[str, Callable[[Any], Any]] = {
+    "rtol": lambda value: arguments.nonnegative(value, "rtol", infinite=True),
+    "atol": lambda value: arguments.nonnegative(value, "atol", infinite=True),
+    "maxiter": lambda value: value if isinstance(value, Tracer) else arguments.int_at_least(value, "maxiter", 0),
+    "history": arguments.history,
+    "callback": lambda value: arguments.function_or_none(value, "callback"),
+    "progress": arguments.watcher,
+    "check_every": lambda value: None if value is None else arguments.int_at_least(value, "check_every", 1),
+    "adjoint": _adjoint,
 }
 
 
-def solver(lacks: tuple[str, ...] = (), **changed: Any) -> Callable[[Callable[P, Result]], Callable[P, Result]]:
-    """A decorator: the function's `**settings` arrive complete, and its signature lists each with its default.
-
-    Args:
-      lacks: settings that it does not take.
-      changed: defaults that differ from `DEFAULTS`.
-    """
-    defaults = {name: value for name, value in (DEFAULTS | changed).items() if name not in lacks}
-    types = inspect.get_annotations(Settings)
-    shared = [
-        inspect.Parameter(k, inspect.Parameter.KEYWORD_ONLY, default=defaults[k], annotation=types[k]) for k in defaults
-    ]
-
-    def decorate(function: Callable[P, Result]) -> Callable[P, Result]:
-        bare = inspect.signature(function)
-        of_function = [p for p in bare.parameters.values() if p.kind is not p.VAR_KEYWORD]
-        parameters = sorted([*shared, *of_function], key=operator.attrgetter("kind"))
-        return arguments.door(function, bare.replace(parameters=parameters), **defaults)
-
-    return decorate
-
-
-# ----------------------------------------------------------------------------------------------------------- checks
-
-
-# The types of values that are checked only once: the checks cost 40 µs.
-PLAIN = {float, int, bool, type(None), Adjoint}
+DEFAULTS = Settings()
 
 
 def settled(settings: Any, given: Any, n: int, default: int, drop: float = 0.0) -> tuple[Options, Any, Limits]:
-    """The loop's options, the adjoint, and the limits of the solve.
-
-    Args:
-      settings: all `Settings`, and perhaps a number `budget` (`Limits`).
-      given: A and b; the solve runs where they lie.
-      n, default: unknowns, and the iterations that a maxiter of None allows.
-    """
-    values, arrays = operator.itemgetter(*CHECKED)(settings), len(jax.tree.leaves(settings["M"]))
-    steps = steps_per_check(n, arguments.memory.device(given).platform, arrays, drop > 0)
-    context = steps, jax.dtypes.canonicalize_dtype(float), _in_preconditioner.get()
-    reports = getattr(values[-1], "report", None) is not None
-    if reports and not jax_versions.is_traced_here():  # derivatives alone call it: no program keeps what it holds
-        values = *values[:-1], dataclasses.replace(values[-1], report=None)
-    # A number of norms is checked against the free memory each time, and what a report holds is not kept.
-    is_plain = PLAIN.issuperset(map(type, (*values, drop))) and type(settings["history"]) is not int and not reports
-    options, adjoint, limits = (_settled_once if is_plain else _settled)(context, default, drop, *values)
-    if (budget := settings.get("budget")) is not None:
-        limits = limits._replace(budget=np.asarray(budget, np.float32))
-    return options, adjoint, limits
-
-
-def _settled(context: Any, default: int, drop: float, *values: Any) -> tuple[Options, Any, Limits]:
-    """As `settled`, for the values of CHECKED.
-
-    Args:
-      context: what else the result depends on: the steps between two checks, JAX's type of a float, and
-        whether a preconditioner is being traced.
-    """
-    rtol, atol, maxiter, history, every, callback, progress, adjoint = values
-    default = min(default, 2**31 - 1)
-    limit = arguments.maxiter(maxiter, default)
-    known = None if isinstance(limit, Tracer) else int(limit)
-    options = Options(
-        arguments.history_length(history, known, MAX_HISTORY),
-        context[0] if every is None else arguments.int_at_least(every, "check_every", 1),
-        arguments.function_or_none(callback, "callback"),
-        arguments.watcher(progress),
-    )
-    limits = Limits(
-        arguments.tolerance(rtol, "rtol", infinite=True),
-        arguments.tolerance(atol, "atol", infinite=True),
-        limit,
-        arguments.tolerance(drop, "drop"),
-    )
-    if isinstance(adjoint, str) and adjoint == "unrolled":
-        return options, adjoint, limits
-    if not isinstance(adjoint, Adjoint):
-        raise TypeError(f"adjoint must be a solvers.Adjoint or 'unrolled'; got {adjoint!r}")
-    if context[-1]:
-        return options, Rough(report=adjoint.report), limits
-    xp = jnp if isinstance(limit, Tracer) else np  # an operation on the device would cost 10 µs and more
-    longest = adjoint.maxiter
-    derivative_rtol = adjoint.rtol
-    if derivative_rtol is None and not isinstance(limits.rtol, Tracer) and limits.rtol >= arguments.ANY:
-        derivative_rtol = RTOL  # with that of the solve, all derivatives would be 0
-    limits = limits._replace(
-        derivative_rtol=None if derivative_rtol is None else arguments.tolerance(derivative_rtol, "rtol"),
-        derivative_maxiter=xp.maximum(limit, default) if longest is None else arguments.integer(longest, "maxiter"),
-    )
-    return options, dataclasses.replace(adjoint, rtol=None, maxiter=None), limits
-
-
-_settled_once = functools.lru_cache(maxsize=256, typed=True)(_settled)
+    settings = Settings(**settings) if isinstance(settings, dict) else settings
+    return settings.of_loop(jax.tree.leaves(given), n, default, drop)
 
 
 def steps_per_check(n: int, platform: str, arrays: int = 0, refines: bool = False) -> int:
@@ -225,3 +222,25 @@ def steps_per_check(n: int, platform: str, arrays: int = 0, refines: bool = Fals
     steps = STEPS_PER_CHECK_SMALL if n <= SMALL and not refines else STEPS_PER_CHECK_DEFAULT
     steps = min(steps, max(STEPS_PER_CHECK_SMALL // max(arrays, 1), 1))
     return 1 if platform == "cpu" else steps
+
+
+def solver(lacks: tuple[str, ...] = (), **changed: Any) -> Callable[[Callable[P, Result]], Callable[P, Result]]:
+    """A decorator: the signature of the function lists the `Keywords` that it takes as `**settings`.
+
+    Args:
+      lacks: keywords that it does not take.
+      changed: the defaults that the signature shows, where they differ from those of `Settings`.
+    """
+    shared = [
+        inspect.Parameter(k, inspect.Parameter.KEYWORD_ONLY, default=changed.get(k, getattr(Settings, k)), annotation=t)
+        for k, t in inspect.get_annotations(Keywords).items()
+        if k not in lacks
+    ]
+
+    def decorate(function: Callable[P, Result]) -> Callable[P, Result]:
+        bare = inspect.signature(function)
+        of_function = [p for p in bare.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        parameters = sorted([*shared, *of_function], key=operator.attrgetter("kind"))
+        return arguments.door(function, bare.replace(parameters=parameters))
+
+    return decorate

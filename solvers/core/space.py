@@ -76,8 +76,8 @@ class Space:
         """e with 2ᵉ about the largest magnitude in v, by column, as in `scaling.exponent_of`."""
         return scaling.exponent_of(self.largest(v))
 
-    def length_of(self, v: Array) -> int:
-        """The number of entries of v over all devices, with empty places; ‖v‖ is `length`."""
+    def places(self, v: Array) -> int:
+        """The number of entries of v over all devices, with empty places."""
         return self.over.places if self.in_pieces else v.shape[0]
 
     def noise(self, like: Array, seed: int = 0) -> Array:

@@ -20,7 +20,8 @@ from solvers.solution import Status
 # Codes besides a Status: the method goes on; it must start again from the true residual, without or with this step; the
 # residual has not fallen for long; the recursion meets its goal, or maxiter is reached.
 RUNNING, RESTART, FULL, WAITING, ENDED = -1, -2, -3, -4, -5
-RETRY = 64  # above any Status
+# What the next trip of a solve does: it takes steps, or judges the best x after a failure at another one, or is none.
+STEPPING, JUDGING, OVER = 0, 1, 2
 BETTER = 0.9  # times the norm of the best x: a residual below it makes a better one
 PATIENCE = 200  # steps after which a residual that has not fallen is looked at, and after each doubling of them
 LOOK = 32  # steps after which a norm that always falls is compared with the true one, and after each doubling of them
@@ -86,21 +87,21 @@ class Loop(NamedTuple):
 class Outer(NamedTuple):
     """A solve at a true residual.
 
-    While it is RUNNING, `best` is the best x before. A solve that failed at another x takes one more trip without
-    steps, which judges the best x; then `best` is the x at which it failed.
+    While it is STEPPING, `best` is the best x before. A solve that failed at another x takes one more trip without
+    steps, which is JUDGING the best x; then `best` is the x at which it failed.
     """
 
     x: Array
     r: Array  # b − A·x
     squared: Array  # ‖r‖²
     k: Array
-    code: Array  # RUNNING, or how it ended, with RETRY added while the best x is still to be judged
+    code: Array  # RUNNING, or how it ended
     norms: Any
     last: Any  # a `Last`, if the method keeps its direction
     best: Best
     Ax_norm: Array  # ‖A‖·‖x‖ from below
     pace: Any
-    goes_on: Array  # whether it is RUNNING, or the best x is still to be judged
+    phase: Array  # STEPPING, JUDGING or OVER
 
 
 class End(NamedTuple):
@@ -196,7 +197,7 @@ class Judge(NamedTuple):
 
 def noise(space: Space, like: Array) -> Array:
     """A pseudorandom vector of norm about 1, the same in every column."""
-    return (3 / space.length_of(like)) ** 0.5 * space.probe(like)
+    return (3 / space.places(like)) ** 0.5 * space.probe(like)
 
 
 def is_stuck(method: Any, now: Now, best: Best) -> Array:
@@ -281,41 +282,47 @@ def judged(judge: Judge, x: Array, loop: Loop, outer: Outer, before: Array, is_n
     limits = judge.b_norm, judge.tolerance, judge.maxiter, probe.squared
     now, best = Now(loop.k, loop.norm, loop.code), loop.best._replace(x=None)
     start = before, outer.k, is_new
-    takes, best, code, along, Ax_norm, goes_on = _verdict(judge.method, refines, sums, limits, now, best, start)
+    takes, best, code, along, Ax_norm, phase = _verdict(judge.method, refines, sums, limits, now, best, start)
     best = best._replace(x=jnp.where(takes, jnp.where(is_new, x, outer.x), loop.best.x))
     if p is not None and refines:
         p = jnp.where(is_new, p, outer.last.p)  # at which the method failed
     last = None if p is None else Last(p, along)
-    return Outer(x, r, sums["r"].real, loop.k, code, loop.norms, last, best, Ax_norm, loop.pace, goes_on)
+    return Outer(x, r, sums["r"].real, loop.k, code, loop.norms, last, best, Ax_norm, loop.pace, phase)
 
 
 @functools.partial(one_kernel, statics=2)
 def _verdict(method: Any, refines: bool, sums: dict[str, Array], limits: Any, now: Now, best: Best, start: Any) -> Any:
-    """Whether the best x changes, and that one; the code; ∞ or r·p; ‖A‖·‖x‖; whether it goes on."""
-    b_norm, tolerance, maxiter, Av_squared = limits
+    """Whether the best x changes, and that one; the code; ∞ or r·p; ‖A‖·‖x‖; what the next trip does."""
     before, first_k, is_new = start
+    norm, Ax_norm = jnp.sqrt(sums["r"].real), jnp.sqrt(sums["x"].real) * jnp.sqrt(limits[-1])
+    code = _why(method, sums, limits, now, norm, Ax_norm, before)
+    better = _is_better(method, code, now, limits[2], norm, best, before, first_k)
+    # In the last trip x is the best one, and the other one, that of the trip before, takes its place.
+    phase = status_of((code == RUNNING, STEPPING), (is_failure(code) & ~better & is_new, JUDGING), otherwise=OVER)
+    norm = jnp.where(is_new, jnp.where(better, norm, best.norm), before)
+    along = None
+    if method.keeps:
+        # Keep the direction only after three or more steps, and only in a refinement or if the code is WAITING.
+        worth = (now.k - first_k > 2) & (refines | (now.code == WAITING))
+        along = jnp.where(worth, sums["along"].real, jnp.inf)
+    return ~is_new | better, Best(None, norm, now.k), code, along, Ax_norm, phase
+
+
+def _why(method: Any, sums: Any, limits: Any, now: Now, norm: Array, Ax_norm: Array, before: Array) -> Array:
+    """Why the solve ends at an x with a residual of this norm; RUNNING if the method starts again from it."""
+    b_norm, tolerance, maxiter, Av_squared = limits
     x_squared, lost = sums["x"].real, sums["lost"].real
-    code, claimed, norm, eps = now.code, now.norm, jnp.sqrt(sums["r"].real), jnp.finfo(before.dtype).eps
-    is_lost = ~(lost <= eps**2 * x_squared)
-    asymmetric, Ax_norm = False, jnp.sqrt(x_squared) * jnp.sqrt(Av_squared)
+    code, claimed, eps = now.code, now.norm, jnp.finfo(before.dtype).eps
+    is_lost, asymmetric = ~(lost <= eps**2 * x_squared), False
     if method.self_adjoint:
         asymmetric = jnp.abs(sums["vAx"] - sums["Avx"]) > 100 * eps * (2 * b_norm + norm + Ax_norm)
-    if method.keeps or method.least_squares:
-        waits = (code == WAITING) & (norm <= 2 * claimed)
-        goes_on = (norm < 0.5 * before) | waits & ~asymmetric
-    else:
-        # The residual may rise until a method starts again, as in bicgstab: then maxiter, or a first step that may not
-        # be taken, ends the solve. Rounding may hide the gain of a full cycle by the recursion; the next may gain more.
-        is_full = code == FULL
-        gained = is_full & (claimed < (1 - 100 * eps) * before) & (norm <= (1 + eps**0.5) * before)
-        goes_on = (code == RESTART) | gained | (norm < jnp.where(is_full, 1, 0.5) * before)
     code = status_of(
         (norm <= tolerance, Status.CONVERGED),
-        (code >= 0, code & (RETRY - 1)),
+        (code >= 0, code),
         (~jnp.isfinite(norm + claimed), Status.NON_FINITE),
         (claimed > MOST / jnp.finfo(claimed.dtype).eps, Status.DIVERGED),
         (now.k >= maxiter, Status.MAXITER),
-        (goes_on & ~is_lost, RUNNING),
+        (_may_help(method, now, norm, before, asymmetric) & ~is_lost, RUNNING),
         otherwise=Status.STAGNATION,
     )
     if not method.self_adjoint:
@@ -327,28 +334,35 @@ def _verdict(method: Any, refines: bool, sums: dict[str, Array], limits: Any, no
     else:
         is_cause = asymmetric & (code > 0) & (code != Status.NON_FINITE)
         code = jnp.where(is_cause, jnp.int32(Status.NOT_SYMMETRIC), code)
-    accurate = is_rounding(code, norm, Ax_norm, b_norm, tolerance)
-    code = jnp.where(accurate, jnp.int32(Status.ROUNDED), code)
+    code = jnp.where(is_rounding(code, norm, Ax_norm, b_norm, tolerance), jnp.int32(Status.ROUNDED), code)
     is_cause = (code == Status.STAGNATION) & is_lost
     if method.least_squares:
         is_cause |= (code == Status.LEAST_SQUARES) & ~(lost <= 0.01 * x_squared)
-    code = jnp.where(is_cause, jnp.int32(Status.OUT_OF_RANGE), code)
+    return jnp.where(is_cause, jnp.int32(Status.OUT_OF_RANGE), code)
 
+
+def _may_help(method: Any, now: Now, norm: Array, before: Array, asymmetric: Any) -> Array:
+    """Whether the residual fell so far that another start of the method may help."""
+    claimed, eps = now.norm, jnp.finfo(before.dtype).eps
+    if method.keeps or method.least_squares:
+        waits = (now.code == WAITING) & (norm <= 2 * claimed)
+        return (norm < 0.5 * before) | waits & ~asymmetric
+    # The residual may rise until a method starts again, as in bicgstab: then maxiter, or a first step that may not be
+    # taken, ends the solve. Rounding may hide the gain of a full cycle by the recursion; the next may gain more.
+    is_full = now.code == FULL
+    gained = is_full & (claimed < (1 - 100 * eps) * before) & (norm <= (1 + eps**0.5) * before)
+    return (now.code == RESTART) | gained | (norm < jnp.where(is_full, 1, 0.5) * before)
+
+
+def _is_better(
+    method: Any, code: Array, now: Now, maxiter: Array, norm: Array, best: Best, before: Array, first_k: Array
+) -> Array:
+    """Whether x, with a residual of this norm, is better than the best x."""
     if method.least_squares:
-        better = jnp.where(code == Status.LEAST_SQUARES, BETTER, 1) * norm < best.norm
-    else:
-        # The norm of a best x that was found since the method started is that of its recursion, which may be wrong.
-        claims, runs = best.k > first_k, (now.code < 0) & (now.k < maxiter)
-        better = (norm < jnp.where(claims & runs, before, best.norm)) | (claims & (best.k == now.k))
-    # In the last trip x is the best one, and the other one, that of the trip before, takes its place.
-    code = jnp.where(is_failure(code) & ~better & is_new, code + RETRY, code)
-    norm = jnp.where(is_new, jnp.where(better, norm, best.norm), before)
-    along = None
-    if method.keeps:
-        # Keep the direction only after three or more steps, and only in a refinement or if the code is WAITING.
-        worth = (now.k - first_k > 2) & (refines | (now.code == WAITING))
-        along = jnp.where(worth, sums["along"].real, jnp.inf)
-    return ~is_new | better, Best(None, norm, now.k), code, along, Ax_norm, (code == RUNNING) | (code >= RETRY)
+        return jnp.where(code == Status.LEAST_SQUARES, BETTER, 1) * norm < best.norm
+    # The norm of a best x that was found since the method started is that of its recursion, which may be wrong.
+    claims, runs = best.k > first_k, (now.code < 0) & (now.k < maxiter)
+    return (norm < jnp.where(claims & runs, before, best.norm)) | (claims & (best.k == now.k))
 
 
 def is_failure(code: Array) -> Array:
@@ -356,7 +370,13 @@ def is_failure(code: Array) -> Array:
 
 
 def is_rounding(code: Array, norm: Array, Ax_norm: Array, b_norm: Array, tolerance: Array) -> Array:
-    """Whether a solve stagnates at an x, of residual norm `norm`, that solves a system which differs by rounding.
+    """Whether a solve stagnates at an x, of residual norm `norm`, that solves a system which differs by rounding."""
+    near = within_rounding(norm, Ax_norm, b_norm, tolerance, jnp.finfo(norm.dtype).eps)
+    return (code == Status.STAGNATION) & near
+
+
+def within_rounding(norm: Any, Ax_norm: Any, b_norm: Any, tolerance: Any, eps: Any, xp: Any = jnp) -> Any:
+    """Whether an x with this residual norm solves a system that differs by rounding, in jnp or NumPy.
 
     The least relative change of A and b that makes x a solution is ‖r‖ / (‖A‖·‖x‖ + ‖b‖) (Rigal and Gaches 1967). A
     tolerance below the rounding unit of b asks for more, and a residual near ‖b‖ is no solution however large x is.
@@ -364,10 +384,8 @@ def is_rounding(code: Array, norm: Array, Ax_norm: Array, b_norm: Array, toleran
     Args:
       Ax_norm: ‖A‖·‖x‖.
     """
-    eps = jnp.finfo(norm.dtype).eps
     limit = ROUNDED * eps * (Ax_norm + b_norm)
-    is_near = (norm <= jnp.minimum(limit, eps**0.25 * b_norm)) & jnp.isfinite(limit)
-    return (code == Status.STAGNATION) & is_near & (tolerance >= eps * b_norm)
+    return (norm <= xp.minimum(limit, eps**0.25 * b_norm)) & xp.isfinite(limit) & (tolerance >= eps * b_norm)
 
 
 def status_of(*cases: tuple[Array, Any], otherwise: int = RUNNING) -> Array:

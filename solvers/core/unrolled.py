@@ -10,25 +10,25 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.core import Tracer
 
-from solvers.core import arguments
 from solvers.core.iterate import Method, Options, System, by_norm, chosen, inverse_norm
 from solvers.core.linear_solve import product
 from solvers.core.scaling import scaled
+from solvers.core.settings import Settings
 from solvers.core.space import Space
 from solvers.core.stopping import FULL, RESTART, RUNNING, End, Now, noise, status_of
 from solvers.solution import Status
 
 
-def steps(settings: Any, narrow: Any) -> int:
+def steps(settings: Settings, narrow: Any) -> int:
     """The number of steps. ValueError: no maxiter, or a setting or method that cannot be unrolled."""
-    if settings["maxiter"] is None or isinstance(settings["maxiter"], Tracer):
-        raise ValueError(f"adjoint='unrolled' needs maxiter=, the number of steps; got {settings['maxiter']!r}")
+    if settings.maxiter is None or isinstance(settings.maxiter, Tracer):
+        raise ValueError(f"adjoint='unrolled' needs maxiter=, the number of steps; got {settings.maxiter!r}")
     if narrow is not None:
         raise ValueError("adjoint='unrolled' is not for refine; unroll the method itself")
     for name in ("callback", "progress"):
-        if settings[name]:
+        if getattr(settings, name) is not None:
             raise ValueError(f"adjoint='unrolled' calls no {name}; pass history=True")
-    return arguments.int_at_least(settings["maxiter"], "maxiter", 0)
+    return settings.maxiter
 
 
 def run(space: Space, method: Method, options: Options, steps: int, system: System) -> tuple[Array, End]:

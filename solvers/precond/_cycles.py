@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxsparse_fmt._pytrees import exportable, pytree
-from solvers.core.diagonal import rows_scaled
+from solvers.core.operators import rows_scaled
 
 
 @exportable

@@ -24,7 +24,7 @@ from jaxsparse_fmt._tracing import is_traced, standard_promotion
 from jaxsparse_fmt.core.scipy_names import ScipyNames
 from jaxsparse_fmt.distributed.halo import Exchange
 from solvers.core import arguments
-from solvers.core.diagonal import operand
+from solvers.core.operators import operand
 from solvers.core.vectors import matmul
 from solvers.precond import _checks as checks
 

@@ -20,7 +20,7 @@ from jaxsparse_fmt._pytrees import brief, exportable, pytree
 from jaxsparse_fmt._tracing import is_traced, standard_promotion
 from jaxsparse_fmt.core.basis import Basis, Reordered
 from solvers.core import arguments
-from solvers.core.diagonal import operand
+from solvers.core.operators import operand
 from solvers.precond import _checks as checks
 from solvers.precond._spectrum import chebyshev_step, spectrum
 

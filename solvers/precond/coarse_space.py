@@ -31,8 +31,7 @@ from jaxsparse_fmt.core.basis import IDENTITY, Basis, Operator, within
 from jaxsparse_fmt.core.scipy_names import ScipyNames
 from jaxsparse_fmt.kernels.cpu import aggregation
 from solvers.core import arguments
-from solvers.core.diagonal import operand
-from solvers.core.operators import refuse_scipy
+from solvers.core.operators import operand, refuse_scipy
 from solvers.core.space import outside
 from solvers.core.vectors import dot, matmul, ratio, times
 from solvers.precond import _checks as checks

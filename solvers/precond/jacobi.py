@@ -15,7 +15,7 @@ from jaxsparse_fmt._pytrees import brief, exportable, pytree
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.formats import building
 from solvers.core import arguments
-from solvers.core.diagonal import Diagonal
+from solvers.core.operators import Diagonal
 from solvers.precond import _checks as checks
 
 

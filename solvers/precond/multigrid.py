@@ -36,7 +36,7 @@ from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis, Operator
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from solvers.core import arguments
-from solvers.core.diagonal import operand
+from solvers.core.operators import operand
 from solvers.core.space import HERE, norm
 from solvers.precond import _checks as checks
 from solvers.precond import _device_hierarchy, _hierarchy

@@ -15,7 +15,7 @@ from tests.solvers.methods import rotated
 
 POISSON = sp.csr_array(jsf.gallery.poisson(12))
 RHS = np.random.default_rng(0).standard_normal(POISSON.shape[0])
-every_dtype = pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+every_dtype = pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 
 
 def relative_residual(S, x, b):
@@ -43,7 +43,7 @@ def test_the_inner_loop_carries_narrow_vectors_only(dtype):
 
 @pytest.mark.parametrize(
     ("method", "dtype", "kappa"),
-    [("cg", "bfloat16", 1e5), ("cg", "float16", 1e5), ("cg", "float32", 1e12), ("minres", "bfloat16", 1e5)],
+    [("cg", "bfloat16", 1e5), ("cg", "float32", 1e12), ("minres", "bfloat16", 1e5)],
 )
 def test_a_condition_number_beyond_the_narrow_type_is_told_and_the_cure_works(method, dtype, kappa):
     S, b = rotated(np.geomspace(1, 1 / kappa, 50), 1), np.random.default_rng(2).standard_normal(50)
@@ -101,15 +101,6 @@ def test_neither_a_small_system_nor_one_in_32_bits_is_narrowed_unless_asked(monk
     assert "f32[" in program(A, RHS) and "bf16[" not in program(*narrow)
 
 
-def test_float16_rows_of_any_size_are_scaled_into_its_range():
-    d = 10.0 ** np.linspace(-2.5, 2.5, POISSON.shape[0])  # entries from 1e-5 to 6e5, where float16 ends at 6.5e4
-    S = sp.csr_array(sp.diags_array(d) @ POISSON @ sp.diags_array(d))
-    A = jsf.from_scipy(S, "csr")
-    M = precond.jacobi(A)
-    sol = refine(A, RHS, M=M, rtol=1e-10, dtype="float16")
-    assert sol.success and relative_residual(S, sol.x, RHS) <= 1.001e-10
-
-
 def test_values_exact_in_float32_are_held_once():
     A = jsf.from_scipy(POISSON, "csr", dtype="float32")
     sol = refine(A, RHS, rtol=1e-12, dtype="float32")
@@ -118,32 +109,9 @@ def test_values_exact_in_float32_are_held_once():
     assert f"f64[{A.nnz}]" not in jaxpr  # no wide copy
 
 
-def test_a_function_is_refined_with_its_narrow_likeness():
-    A = jsf.from_scipy(POISSON, "csr")
-    narrow = A.astype("float32")
-    sol = refine(lambda v: A @ v, RHS, inner=lambda v: narrow @ v, rtol=1e-12)
-    assert sol.success and relative_residual(POISSON, sol.x, RHS) <= 1.001e-12
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_transposed_matrix_is_narrowed_as_the_matrix_is(dtype):
     S = sp.csr_array(jsf.gallery.convection_diffusion(6))
     b = np.random.default_rng(3).standard_normal(S.shape[0])
     sol = refine(jsf.from_scipy(S, "csr").T, b, rtol=1e-12, dtype=dtype, method="bicgstab")
     assert sol.success and relative_residual(S.T, sol.x, b) <= 1.001e-12
-
-
-def test_an_inner_matrix_is_in_the_users_order():
-    A = jsf.from_scipy(POISSON[np.argsort(-RHS)][:, np.argsort(-RHS)], "pjds", block_size=8)
-    sol = refine(A, RHS, rtol=1e-12, inner=A.astype("float32"))
-    assert sol.success and relative_residual(A.to_scipy(), sol.x, RHS) <= 1.001e-12
-
-
-def test_the_adjoint_takes_the_transposed_of_an_inner_function():
-    D = jnp.diag(jnp.arange(3.0, 11.0)) - jnp.eye(8, k=1)
-    narrow = D.astype("float32")
-
-    def total(b):
-        return refine(lambda v: D @ v, b, inner=lambda v: narrow @ v, method="bicgstab", rtol=1e-10).x.sum()
-
-    np.testing.assert_allclose(jax.grad(total)(jnp.ones(8)), np.linalg.solve(np.asarray(D).T, np.ones(8)), rtol=1e-8)

@@ -14,7 +14,7 @@ import scipy.sparse as sp
 import jaxsparse_fmt as jsf
 from solvers import Status, direct, solve
 from solvers.cg import METHOD as CG
-from solvers.core.settings import DEFAULTS
+from solvers.core.settings import Settings
 from solvers.core.solve import by_method
 from solvers.gmres import method as gmres
 from solvers.minres import METHOD as MINRES
@@ -80,7 +80,7 @@ def fails(*_):
 def test_a_solve_goes_on_while_its_rate_predicts_an_end_within_the_budget(method):
     A = jsf.from_scipy(jsf.gallery.poisson(20, dim=2))
     b = np.random.default_rng(0).standard_normal(A.shape[0])
-    run = lambda budget, b: by_method(method, A, b, None, DEFAULTS | {"rtol": 1e-8, "budget": budget})  # noqa: E731
+    run = lambda budget, b: by_method(method, A, b, None, Settings(rtol=1e-8, budget=budget))  # noqa: E731
     whole = run(np.inf, b)
     assert whole.success
     assert run(whole.iterations, b).iterations == whole.iterations
