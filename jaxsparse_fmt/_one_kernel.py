@@ -48,14 +48,6 @@ def _mark(ctx: Any, *results: Any) -> tuple[Any, ...]:
     return results
 
 
-def _is_partitioned(context: Any) -> bool:
-    """Whether XLA spreads arrays over devices, so that a call may have to wait for another device: no kernel can."""
-    mesh = getattr(context, "mesh", None)
-    if mesh is None:
-        return getattr(context, "num_devices", 2) > 1
-    return mesh.size > 1 and set(context.manual_axes) != set(mesh.axis_names)
-
-
 def _identity(name: str, on_cpu: Callable[..., Any]) -> Primitive:
     """A primitive that returns its arguments, lowered by `on_cpu` in programs for a CPU that XLA does not partition."""
     primitive = Primitive(name)
@@ -66,8 +58,14 @@ def _identity(name: str, on_cpu: Callable[..., Any]) -> Primitive:
     batching.primitive_batchers[primitive] = lambda values, dims: (primitive.bind(*values), dims)
 
     def lowered(ctx: Any, *values: Any) -> Any:
+        context = ctx.module_context.axis_context
+        # Where XLA spreads arrays, a call may have to wait for another device, as no kernel can.
+        if (mesh := getattr(context, "mesh", None)) is None:
+            is_partitioned = getattr(context, "num_devices", 2) > 1
+        else:
+            is_partitioned = mesh.size > 1 and set(context.manual_axes) != set(mesh.axis_names)
         is_for_cpu = tuple(ctx.module_context.platforms) == ("cpu",)
-        return on_cpu(ctx, *values) if is_for_cpu and not _is_partitioned(ctx.module_context.axis_context) else values
+        return on_cpu(ctx, *values) if is_for_cpu and not is_partitioned else values
 
     mlir.register_lowering(primitive, lowered, cacheable=False)  # a kept lowering would hide the call from `_mark`
     return primitive

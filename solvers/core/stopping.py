@@ -6,6 +6,7 @@ trip of the loop judges the best x. `lsmr` has a rule of its own.
 """
 
 import functools
+import itertools
 from typing import Any, NamedTuple, Self
 
 import jax.numpy as jnp
@@ -278,7 +279,7 @@ def judged(judge: Judge, x: Array, loop: Loop, outer: Outer, before: Array, is_n
         pairs["along"] = r, p
     if judge.method.self_adjoint:
         pairs |= {"vAx": (probe.v, Ax), "Avx": (probe.Av, x)}  # equal if A is self-adjoint
-    sums = dict(zip(pairs, judge.space.sum(*(inner_product(*pair) for pair in pairs.values())), strict=True))
+    sums = dict(zip(pairs, judge.space.sum(*itertools.starmap(inner_product, pairs.values())), strict=True))
     limits = judge.b_norm, judge.tolerance, judge.maxiter, probe.squared
     now, best = Now(loop.k, loop.norm, loop.code), loop.best._replace(x=None)
     start = before, outer.k, is_new
