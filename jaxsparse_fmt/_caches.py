@@ -2,12 +2,12 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import jax
 
-F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 
 class CacheInfo(NamedTuple):
@@ -24,47 +24,22 @@ class CacheInfo(NamedTuple):
     nbytes: int
 
 
-class Cache(Protocol):
-    """What `listed` takes."""
-
-    most: int
-
-    def clear(self) -> None: ...
-
-    def values(self) -> list[Any]: ...
+_caches: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # what each keeps
 
 
-_caches: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # each with what it keeps
+def listed(cache: T, what: str) -> T:
+    """The cache, which `cache_info` counts with others that keep the same until it is freed.
 
-
-def listed(cache: Any, what: str) -> Any:
-    """The `Cache`, which `cache_info` counts with others that keep the same, until it is freed."""
+    Args:
+      cache: a function under `functools.lru_cache`, or an object with `most`, `values()` and `clear()`.
+    """
     _caches[cache] = what
     return cache
 
 
-class _Calls:
-    """The results of a function under `functools.lru_cache`."""
-
-    def __init__(self, function: Any, most: int):
-        self.function, self.most = function, most
-
-    def clear(self) -> None:
-        self.function.cache_clear()
-
-    def values(self) -> list[Any]:
-        return [None] * self.function.cache_info().currsize
-
-
-def remembered(most: int, what: str) -> Callable[[F], F]:
-    """A decorator: `functools.lru_cache(most)`, listed with what it keeps."""
-
-    def decorate(f: F) -> F:
-        cached: Any = functools.lru_cache(most)(f)
-        cached.calls = listed(_Calls(cached, most), what)  # which lives as long as the function
-        return cached
-
-    return decorate
+def remembered(most: int, what: str) -> Callable[[Callable[..., Any]], Any]:
+    """A decorator: `functools.lru_cache(most)`, listed."""
+    return lambda f: listed(functools.lru_cache(most)(f), what)
 
 
 def cache_info() -> dict[str, CacheInfo]:
@@ -80,10 +55,11 @@ def cache_info() -> dict[str, CacheInfo]:
     """
     found: dict[str, CacheInfo] = {}
     for cache, what in sorted(_caches.items(), key=lambda item: item[1]):
-        values = cache.values()
+        calls = getattr(cache, "cache_info", None)
+        values = [] if calls else cache.values()
+        now, most = (calls().currsize, calls().maxsize) if calls else (len(values), cache.most)
         nbytes = sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(values))
-        entries, most, others = found.get(what, (0, 0, 0))
-        found[what] = CacheInfo(entries + len(values), most + cache.most, others + nbytes)
+        found[what] = CacheInfo(*map(sum, zip(found.get(what, (0, 0, 0)), (now, most, nbytes), strict=True)))
     return found
 
 
@@ -98,4 +74,4 @@ def clear_caches() -> None:
       0
     """
     for cache in list(_caches):
-        cache.clear()
+        (cache.cache_clear if hasattr(cache, "cache_clear") else cache.clear)()
