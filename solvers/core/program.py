@@ -39,22 +39,17 @@ def compiled(f: Callable[..., Any], quick: bool) -> Callable[..., Any]:
     Args:
       quick: take the options of `jax_versions.QUICK_TO_COMPILE`, which only an outermost jit may have.
     """
-    plain = jax.jit(functools.partial(f), static_argnums=0)
-    options = jax_versions.QUICK_TO_COMPILE
-    chosen = jax.jit(functools.partial(f), static_argnums=0, compiler_options=options) if quick else plain
+    options = jax_versions.QUICK_TO_COMPILE if quick else None
+    program = jax.jit(functools.partial(f), static_argnums=0, compiler_options=options)
 
     def call(*args: Any) -> Any:
-        nonlocal chosen
         try:
-            results = chosen(*args)
+            results = program(*args)
             _wait(jax.tree.leaves(results)[0])
             return results
         except Exception as error:
             raise_interrupt(error)
-            if chosen is plain or not jax_versions.is_unknown_option(error):
-                raise
-        chosen = plain
-        return call(*args)
+            raise
 
     return call
 

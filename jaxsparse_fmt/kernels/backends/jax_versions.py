@@ -23,11 +23,6 @@ if jax.__version_info__ < (0, 11):
     DIALECT_MODULES["mosaic"].append("absl")
 
 
-def is_unknown_option(error: Exception) -> bool:
-    """Whether this jaxlib refused to compile since it lacks one of the options of `jax.jit(compiler_options=)`."""
-    return "No such compile option" in str(error)
-
-
 def is_traced_here() -> bool:
     """Whether jit, vmap or a derivative traces the caller; as `in_trace`, in a twentieth of its time."""
     return get_opaque_trace_state(convention="flax") != _OUTSIDE
