@@ -413,7 +413,7 @@ def solved(name: str, way: str, scale: float) -> None:
         suited = {way.name for way in ways.WAYS if way.when(facts)}
         return print(json.dumps(row | {"ways": [way for way in BY_HAND if way in suited or way.startswith("splu")]}))
     trial = estimates.Trial(next(one for one in ways.WAYS if one.name == way), 0.0, 0.0)
-    settings = DEFAULTS | {"rtol": RTOL, "maxiter": 100_000}
+    settings = Settings(rtol=RTOL, maxiter=100_000)
     (M, cpu), b = timed(lambda: ways.made(trial, facts)), jnp.asarray(b)
     sol, more = timed(lambda: ways.run(trial, [], M, A, b, None, settings, facts))
     print(json.dumps({"seconds": cpu + more, "set-up": cpu, "steps": int(sol.iterations), "residual": size(sol.x)}))

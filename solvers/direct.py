@@ -254,7 +254,7 @@ def prepared(
         with contextlib.suppress(SolverError) if backend == "auto" else contextlib.nullcontext():
             return Factorized(A, factors.made(A, (name,), maker, symmetric), (name,)), name
     if is_eager and not is_traced(A) and not checks.is_transpose(A):
-        return Prepared(A, factors.on_host(A, RECIPE, maker)), "superlu"
+        return Prepared(A, factors.on_host(A, RECIPE, maker, checks=False)), "superlu"
     return Factorized(A, factors.made(A, RECIPE, maker), RECIPE), "superlu"
 
 
@@ -298,6 +298,7 @@ def by_factors(A: Any, b: Any, x0: Any, settings: Settings) -> Solution:
     if isinstance(F, Prepared):
         if (sol := _by_host(A, b, x0, settings)) is not None:
             return sol
+        F.found.repaired()
         F = Factorized(F.A, factors.split(F.found, jnp.promote_types(F.A.dtype, jnp.float32)), RECIPE)
     if isinstance(adjoint, Adjoint) and adjoint.maxiter is None:
         adjoint = dataclasses.replace(adjoint, maxiter=STEPS)

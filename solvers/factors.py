@@ -145,12 +145,12 @@ def _checked(A: Any, maker: str) -> Any:
     return A
 
 
-def on_host(A: Any, recipe: Recipe, maker: str) -> OnHost:
-    """Errors as of `made`."""
+def on_host(A: Any, recipe: Recipe, maker: str, checks: bool = True) -> OnHost:
+    """Errors as of `made`; `checks` as of `superlu.factored`."""
     host = hosted(_checked(A, maker))
     if not host.finite:
         raise SolverError(Status.NON_FINITE, f"{maker} needs finite entries, and A has a NaN or an infinity")
-    return superlu.factored(host, recipe, maker)
+    return superlu.factored(host, recipe, maker, checks)
 
 
 def split(found: OnHost, dtype: Any) -> Factors:

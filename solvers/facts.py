@@ -23,6 +23,7 @@ from solvers.host import FREE, Host, hosted
 from solvers.precond._checks import Refreshed, is_sharded
 
 ROUGH = 20  # times the multiplications of a factorization: those of `Host.rough_cost`, at most
+LITTLE = 5e7  # multiplications of a factorization that costs less than a program, and no more than a count
 OUT_OF_REACH = 1.2e13  # multiplications, of an hour: SuperLU may take minutes to order such a matrix
 
 
@@ -98,15 +99,29 @@ class Facts:
             return self.hints[1]
         return self.is_known and self.symmetric and bool((self.diagonal.real > 0).all())
 
+    def lost(self, b: Any, rtol: Any, atol: Any) -> Any:
+        """b's part along vectors, constant on A's parts, that a symmetric A takes to 0; None if it is within tolerance.
+
+        No x has a smaller residual.
+        """
+        if not self.symmetric or (Z := self.host.constants) is None:
+            return None
+        b = np.asarray(arguments.still(b))
+        part = Z @ (Z.T @ b)
+        is_lost = np.linalg.norm(part, axis=0) > np.maximum(rtol * np.linalg.norm(b, axis=0), atol)
+        return part.astype(b.dtype) if np.any(is_lost) else None
+
     @property
     def full_diagonal(self) -> bool:
         return self.is_known and bool((self.diagonal != 0).all())
 
     @functools.cached_property
     def factors(self) -> tuple[float, float]:
-        """Entries and multiplications of the factors; of those that are out of reach from above."""
-        if self.pattern is None:
+        """Entries and multiplications of the factors; of little ones, and those that are out of reach, from above."""
+        if self.pattern is None or self.n**3 / 3 <= LITTLE:
             return self.n**2, self.n**3 / 3
+        if self.pattern.envelope[1] <= LITTLE:
+            return self.pattern.envelope
         if self.least_work * ROUGH > OUT_OF_REACH:
             return self.pattern.rough_cost
         return self.pattern.factor_entries, self.pattern.factor_work
@@ -114,7 +129,7 @@ class Facts:
     @functools.cached_property
     def least_work(self) -> float:
         """Multiplications of the factorization from below, in a small part of the time that `factors` takes."""
-        return 0.0 if self.pattern is None or self.n <= FREE else self.pattern.rough_cost[1] / ROUGH
+        return 0.0 if self.n <= FREE or self.pattern is None else self.pattern.rough_cost[1] / ROUGH
 
 
 def _is_self_adjoint(A: Any) -> bool:
@@ -222,12 +237,15 @@ class Memory:
             return M
         return M.refreshed(self.A) if isinstance(M, Refreshed) else None
 
-    def keep(self, order: tuple[Any, ...], M: Any) -> None:
-        """Keeps the order, and M unless that is large."""
+    def keep(self, order: tuple[Any, ...], M: Any) -> int:
+        """Keeps the order, and M, by which the first succeeded, unless that is large; returns its bytes, or 0."""
         places = {id(a): Place(i) for i, a in enumerate(self.leaves)}
         M = jax.tree.map(lambda leaf: places.get(id(leaf), leaf), M)
-        if sum(map(_nbytes, jax.tree.leaves(M))) > LARGEST:
-            M = None
+        size = sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(M))
+        if size > LARGEST:
+            M, size = None, 0
+        else:
+            order = order[0]._replace(set_up=0.0), *order[1:]
         asked = limits = dtype = None
         if type(M) is Prepared and is_plain(self.asked):
             asked, dtype = (self.asked, self.b.dtype), promoted(self.A.dtype, self.b.dtype, np.float32)
@@ -235,11 +253,7 @@ class Memory:
         values = weakref.ref(self.leaves[0])
         kept = Success(order, M, values, asked, limits, dtype)
         _successes.keep(_key(self.tree), self.leaves[1:] or self.leaves, kept)
-
-
-def _nbytes(leaf: Any) -> int:
-    """SuperLU's factors take 16 bytes an entry."""
-    return getattr(leaf, "nbytes", 16 * getattr(leaf, "nnz", 0))
+        return size
 
 
 PLAIN = {str, float, int, bool, type(None), Adjoint}

@@ -1,7 +1,8 @@
 """A matrix on the host, as SuperLU takes it, and what is found out about it once."""
 
+import copy
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -11,6 +12,7 @@ from jaxsparse_fmt._tracing import concrete
 from jaxsparse_fmt.core.kept import Kept
 from jaxsparse_fmt.kernels.cpu import elimination
 from jaxsparse_fmt.kernels.cpu.over_rows import over_rows
+from solvers import block_form
 from solvers.core import arguments
 
 LONG = 1_000  # entries of a row that the envelope takes last
@@ -18,13 +20,38 @@ HUB = 10  # times the mean entries of a row, if over √n: MMD takes seconds for
 FREE = 3_000  # unknowns whose factors fit, even full ones
 COPIES = 2  # of the factors, SuperLU's and ours
 # The symmetric mode pivots on the diagonal down to THRESHOLD of a column. Pivots elsewhere let its factors fill.
-MMD, COLAMD, THRESHOLD = "MMD_AT_PLUS_A", "COLAMD", 1e-3
+MMD, COLAMD, BLOCKS, THRESHOLD = "MMD_AT_PLUS_A", "COLAMD", "BLOCKS", 1e-3
 CHEAPER = 8  # times, at least, if a way that may fail is to be tried first
 ASYMMETRY, WEAK = 0.5, 0.01  # parts of the entries without a partner, and of the columns with a weak diagonal, at most
 ASYMMETRY_OF_ILU = 0.1
 FEW = 14  # neighbours of an unknown that a rough order takes at once
 WIDE, SLOW = 0.1, 5e9  # where an envelope is wider than this part of n, MMD may take as long as the factorization
-_hosts = Kept(1, "copies on the host")
+_hosts, _patterns = Kept(1, "copies on the host"), Kept(4, "facts of patterns")
+
+
+class Blocks(NamedTuple):
+    """A[rows][:, cols] is block upper triangular, which pivots inside the blocks keep.
+
+    Attributes:
+      rows, cols: [n].
+      cost: entries and multiplications of its factors.
+    """
+
+    rows: np.ndarray
+    cols: np.ndarray
+    cost: tuple[float, float]
+
+
+class of_pattern(functools.cached_property):
+    """A fact of the pattern alone, which matrices with other values share."""
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        if instance is None:
+            return self
+        assert self.attrname is not None
+        if self.attrname not in instance.shared:
+            instance.shared[self.attrname] = self.func(instance)
+        return instance.shared[self.attrname]
 
 
 class Host:
@@ -33,9 +60,11 @@ class Host:
     Attributes:
       S: [n, n] in SciPy's canonical CSC, in 64 bits.
       eps: the rounding unit of A's dtype.
+      shared: what is known of its pattern; None: nothing.
     """
 
-    def __init__(self, S: Any):
+    def __init__(self, S: Any, shared: dict[str, Any] | None = None):
+        self.shared = {} if shared is None else shared
         self.eps = np.finfo(S.dtype).eps
         self.S = S.tocsc().astype(np.complex128 if S.dtype.kind == "c" else np.float64, copy=False)
         self.n = S.shape[0]
@@ -52,12 +81,9 @@ class Host:
     @functools.cached_property
     def symmetric(self) -> bool:
         """Whether A is symmetric (Hermitian) up to rounding."""
-        S, R = self.S, self._rows
-        self._rows = None
-        pairs = () if R is None else ((R.indptr, S.indptr), (R.indices, S.indices), (R.data, S.data.conj()))
-        if pairs and all(np.array_equal(*pair) for pair in pairs):  # in a tenth of the time of what follows
-            return True
-        T, sizes = S.T.tocsc(), np.abs(S.data)
+        S = self.S
+        T = (S.tocsr() if self._rows is None else self._rows).T  # without a conversion
+        self._rows, sizes = None, np.abs(S.data)
         rounding = 10 * self.eps * np.max(sizes, initial=0)
         if np.array_equal(S.indptr, T.indptr) and np.array_equal(S.indices, T.indices):
             return bool(np.max(np.abs(S.data - T.data.conj()), initial=0) <= rounding)
@@ -69,19 +95,26 @@ class Host:
         """Whether no order of the rows has a diagonal without zeros."""
         if np.all(self.diagonal):
             return False
-        from scipy.sparse import csgraph
+        return (self.matching if np.all(self.S.data) else block_form.matching(self.S)) is None
 
-        # A matching of rows and columns is a flow of units from columns to rows. It begins with the diagonal, and
-        # Dinic's method takes √n·nnz steps at most; SciPy's `maximum_bipartite_matching` takes hours of 1,280 unknowns.
-        S, n = self.S, self.n
-        col = np.repeat(np.arange(n), np.diff(S.indptr))
-        row, col = S.indices[S.data != 0], col[S.data != 0]
-        free, is_back = np.flatnonzero(self.diagonal == 0), row == col  # what is matched can be given up
-        begin = np.concatenate([np.where(is_back, n + row, col), np.full(free.size, 2 * n), n + free])
-        end = np.concatenate([np.where(is_back, col, n + row), free, np.full(free.size, 2 * n + 1)])
-        size = 2 * n + 2
-        edges = scipy.sparse.csr_matrix((np.ones(begin.size, np.int32), (begin, end)), shape=(size, size))
-        return csgraph.maximum_flow(edges, 2 * n, 2 * n + 1, method="dinic").flow_value < free.size
+    @of_pattern
+    def matching(self) -> np.ndarray | None:
+        """That of the pattern, with its stored zeros."""
+        return block_form.matching(with_data(self.S, np.ones(self.S.nnz)))
+
+    @of_pattern
+    def blocks(self) -> "Blocks | None":
+        """A block triangular form of many blocks; None: there is none, or A is small, or nearly symmetric."""
+        if self.n <= FREE or self.asymmetry <= ASYMMETRY or self.matching is None:
+            return None
+        found = block_form.parts(with_data(self.S, np.ones(self.S.nnz)), self.matching)
+        if found is None:
+            return None
+        part, inside = found
+        inner = Host(inside)
+        entries, work = inner.cost(COLAMD)
+        cols = np.lexsort((inverse(inner.order(COLAMD)), part))
+        return Blocks(self.matching[cols], cols, (entries * self.S.nnz / inside.nnz, work))
 
     @functools.cached_property
     def longest_column(self) -> float:
@@ -110,18 +143,20 @@ class Host:
         values = 1 / np.sqrt(np.bincount(part)[part])
         return scipy.sparse.csr_array((values, part, np.arange(n + 1)), shape=(n, int(np.max(part)) + 1))
 
-    @functools.cached_property
+    @of_pattern
     def pattern(self) -> Any:
         """That of A + Aᵀ with a full diagonal, in CSR."""
         S, n = self.S, self.n
         ones = scipy.sparse.csr_array((np.ones(S.nnz, np.int8), S.indices, S.indptr), shape=S.shape)
         transposed = ones.tocsc()
+        diagonal, col = np.arange(n), np.repeat(np.arange(n), np.diff(S.indptr))
         same = np.array_equal(transposed.indptr, S.indptr) and np.array_equal(transposed.indices, S.indices)
-        if same and np.count_nonzero(S.indices == np.repeat(np.arange(n), np.diff(S.indptr))) == n:
+        if same and np.count_nonzero(S.indices == col) == n:
             return ones
-        return scipy.sparse.csr_array(ones + ones.T + scipy.sparse.eye_array(n, dtype=np.int8))
+        places = np.concatenate([S.indices, col, diagonal]), np.concatenate([col, S.indices, diagonal])
+        return scipy.sparse.csr_array((np.ones(len(places[0]), np.int8), places), shape=S.shape)
 
-    @functools.cached_property
+    @of_pattern
     def band(self) -> np.ndarray:
         """[n], the order of reverse Cuthill and McKee, rows with more than LONG entries last."""
         from scipy.sparse import csgraph
@@ -132,19 +167,18 @@ class Host:
         order = csgraph.reverse_cuthill_mckee(scipy.sparse.csr_matrix(pattern), symmetric_mode=True)
         return np.concatenate([np.flatnonzero(short)[order], np.flatnonzero(~short)])
 
-    @functools.cached_property
+    @of_pattern
     def envelope(self) -> tuple[float, float]:
         """Entries and multiplications of the factors, from above: the envelope in the order `band`. It is near on
         meshes, and far too large on circuits.
         """
-        place = np.empty(self.n, np.int64)
-        place[self.band] = np.arange(self.n)
+        place = inverse(self.band)
         first = np.minimum.reduceat(place[self.pattern.indices], self.pattern.indptr[:-1]) if self.n else place
         is_long = np.diff(self.pattern.indptr) > LONG
         width = np.where(is_long, self.n, np.count_nonzero(is_long) + place - first)
         return 2 * float(np.sum(width)), float(np.sum(width.astype(float) ** 2))
 
-    @functools.cached_property
+    @of_pattern
     def rough_cost(self) -> tuple[float, float]:
         """`envelope`, or where that is SLOW entries and multiplications in an order whose search is bounded.
 
@@ -154,6 +188,8 @@ class Host:
         """
         if self.envelope[1] <= SLOW:
             return self.envelope
+        if self.blocks is not None:
+            return self.blocks.cost
         pattern, n = self.pattern, self.n
         member, after, found = np.empty(n * FEW, np.int32), np.empty(n * FEW, np.int32), np.full(n, -1)
         arrays = pattern.indptr.astype(np.int64), pattern.indices.astype(np.int32)
@@ -168,12 +204,16 @@ class Host:
 
     @functools.cached_property
     def ordering(self) -> str:
-        """SuperLU's order of the columns: MMD, for its symmetric mode, or COLAMD, for partial pivoting.
+        """SuperLU's order of the columns: MMD, for its symmetric mode, or COLAMD, for partial pivoting; or BLOCKS.
 
         MMD of A + Aᵀ where the pattern is symmetric, or nearly, and few columns have a weak diagonal, as the zeros of a
         saddle point. On such matrices it fills less than COLAMD, at most 1.15 times as much, and mostly half as much.
         """
-        return COLAMD if self.wants_pivots and not self.may_be_quasidefinite else MMD
+        if self.blocks is not None:
+            return BLOCKS
+        if self.made.get(("lu", MMD), MMD) is None or (self.wants_pivots and not self.may_be_quasidefinite):
+            return COLAMD
+        return MMD
 
     @functools.cached_property
     def wants_pivots(self) -> bool:
@@ -199,19 +239,26 @@ class Host:
     def asymmetry(self) -> float:
         return self.pattern.nnz / self.S.nnz - 1
 
-    @functools.cached_property
+    @of_pattern
     def hubs(self) -> Any:
         """[n], the rows of A + Aᵀ that MMD takes last."""
         degree = np.diff(self.pattern.indptr)
         return degree > max(HUB * np.mean(degree), np.sqrt(self.n))
 
-    @functools.cached_property
+    @of_pattern
     def orders(self) -> dict[str, np.ndarray]:
         """Those found by `order`."""
         return {}
 
+    @of_pattern
+    def made(self) -> dict[tuple[str, str], np.ndarray | None]:
+        """By the kind of factors and SuperLU's ordering the order of those made; None: they were not accurate."""
+        return {}
+
     def order(self, ordering: str) -> np.ndarray:
         """[n], SuperLU's order, cheaply: it factors this pattern with entries so small that it drops them."""
+        if ordering == BLOCKS and self.blocks is not None:
+            return self.blocks.cols
         if ordering not in self.orders:
             from scipy.sparse import linalg
 
@@ -219,6 +266,8 @@ class Host:
             last = self.hubs if ordering == MMD else np.zeros(self.n, bool)
             if ordering == MMD:
                 S = self.pattern.tocsc()  # as unordered pairs
+            elif not np.all(self.diagonal) and self.matching is not None:
+                S = S[self.matching]  # of the same order, and with entries on the diagonal
             col = np.repeat(np.arange(self.n, dtype=S.indices.dtype), np.diff(S.indptr))
             kept = ~(last[S.indices] | last[col])
             tiny = np.full(np.count_nonzero(kept), 1e-9)
@@ -237,6 +286,8 @@ class Host:
         Partial pivoting gives at most those of AᵀA (George and Ng 1985). Where COLAMD is taken for a weak diagonal, it
         is the geometric mean of both. Without Numba it is the envelope.
         """
+        if ordering == BLOCKS and self.blocks is not None:
+            return self.blocks.cost
         order = self.order(ordering)
         try:
             found, *_ = column_counts(self.pattern, order)
@@ -284,6 +335,20 @@ class Host:
             check(self.factor_entries)
 
 
+def inverse(order: np.ndarray) -> np.ndarray:
+    """[n], the place of each number in an order."""
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    return place
+
+
+def with_data(S: Any, data: np.ndarray) -> Any:
+    """The pattern of S in canonical CSC with other values; SciPy's constructor takes 30 µs."""
+    made = copy.copy(S)
+    made.data, made.has_canonical_format = data, True
+    return made
+
+
 def column_counts(pattern: Any, order: np.ndarray) -> tuple[tuple[float, float], np.ndarray, np.ndarray]:
     """Of the Cholesky factor of a symmetric pattern in CSR, in an order of elimination.
 
@@ -314,9 +379,7 @@ def filled(pattern: Any, counts: np.ndarray, parent: np.ndarray) -> tuple[np.nda
 
 def _by_rows(S: Any, order: np.ndarray) -> Any:
     """A pattern with the factor of AᵀA: each row of A joins its first column in the order to its others."""
-    n, rows = len(order), S.tocsr()
-    place = np.empty(n, np.int64)
-    place[order] = np.arange(n)
+    rows, place = S.tocsr(), inverse(order)
     full = np.flatnonzero(np.diff(rows.indptr))
     sizes = np.diff(rows.indptr)[full]
     first = order[np.minimum.reduceat(place[rows.indices], rows.indptr[full])]
@@ -330,7 +393,7 @@ def hosted(A: Any) -> Host:
 
     def made() -> Host:
         with concrete():
-            return Host(A.to_scipy())
+            return Host(A.to_scipy(), _patterns.get(tree, arrays[1:], dict))
 
     arrays, tree = jax.tree.flatten(A)
     return _hosts.get(tree, arrays, made)

@@ -15,8 +15,8 @@ from jax import Array, lax
 from jaxsparse_fmt._tracing import standard_promotion
 from solvers import selected
 from solvers.core.program import interruptible
+from solvers.host_calls import call
 from solvers.precond import _checks as checks
-from solvers.superlu import call
 
 
 @standard_promotion

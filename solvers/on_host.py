@@ -1,5 +1,6 @@
 """Solves by SuperLU on the host for programs, and with refinement: x ← x + M·(b − A·x) from x = 0 by the factors M."""
 
+import contextlib
 import dataclasses
 from typing import Any, Self
 
@@ -10,12 +11,11 @@ from jax import Array
 
 from jaxsparse_fmt._pytrees import pytree
 from jaxsparse_fmt.core.basis import IDENTITY, Reordered
-from solvers import superlu
+from solvers import host_calls, superlu
 from solvers.batched import SHRINKS, Known, on_device
 from solvers.core.iterate import System
 from solvers.core.stopping import End, Limits, within_rounding
-from solvers.host import MMD
-from solvers.solution import Status
+from solvers.solution import SolverError, Status
 
 
 @pytree
@@ -50,7 +50,7 @@ class HostFactors:
         """For r of [n] or [n, k]; without derivatives."""
         like = jax.ShapeDtypeStruct(r.shape, jnp.result_type(self.dtype, r))
         options = ("T" if self.is_transposed else "N",)
-        return superlu.call(_solved, self.n, self.recipe, (self.row, self.col, self.values), (r,), like, options)
+        return host_calls.call(_solved, self.n, self.recipe, (self.row, self.col, self.values), (r,), like, options)
 
 
 def _solved(found: superlu.OnHost | None, _: Any, r: Any, way: str) -> Any:
@@ -73,12 +73,23 @@ def _by_host(system: System, is_transposed: bool) -> tuple[Array, End]:
     numbers = jnp.stack([jnp.asarray(number, float) for number in (limits.rtol, limits.atol, limits.maxiter)])
     like = jax.ShapeDtypeStruct((b.shape[0] + 4, *b.shape[1:]), b.dtype)
     options = ("N" if F.is_transposed == is_transposed else "T",)
-    found = superlu.call(_refined, F.n, F.recipe, (F.row, F.col, F.values), (b, numbers), like, options, checks=False)
+    found = host_calls.call(
+        _refined, F.n, F.recipe, (F.row, F.col, F.values), (b, numbers), like, options, checks=False
+    )
     code, k, norm, Ax_norm = found[F.n :].real
     return basis.enter(found[: F.n]), End(k.astype(jnp.int32), norm, code.astype(jnp.int32), None, Ax_norm)
 
 
 def refined(found: superlu.OnHost, b: Any, limits: Any, dtype: Any, way: str = "N") -> tuple[np.ndarray, ...]:
+    """As `by_these`; factors that are not accurate are made again after a failure."""
+    result = by_these(found, b, limits, dtype, way)
+    with contextlib.suppress(SolverError, ValueError):
+        if result[1].any() and found.repaired():
+            return by_these(found, b, limits, dtype, way)
+    return result
+
+
+def by_these(found: superlu.OnHost, b: Any, limits: Any, dtype: Any, way: str) -> tuple[np.ndarray, ...]:
     """SuperLU's x, refined in 64 bits on the host, its code, iterations and residual norm, and ‖A‖·‖x‖ of a failure.
 
     Args:
@@ -131,12 +142,10 @@ def refined(found: superlu.OnHost, b: Any, limits: Any, dtype: Any, way: str = "
         return reported(x, code, steps, size * unit, Ax_norm * unit)
 
 
-def _refined(found: superlu.OnHost | None, entries: Any, b: Any, numbers: Any, way: str) -> np.ndarray | None:
-    """The results of `refined` in one array, whose last four rows are not x; None: the factors are not accurate."""
+def _refined(found: superlu.OnHost | None, entries: Any, b: Any, numbers: Any, way: str) -> np.ndarray:
+    """The results of `refined` in one array, whose last four rows are not x."""
     if found is not None:
         x, *ends = refined(found, b, Limits._make([*numbers, 0, None, None, None]), b.dtype, way)
-        if np.any(ends[0]) and found.ordering == MMD and not found.is_accurate:
-            return None
         return np.concatenate([x, np.stack(ends)])
     size, zero = length(b), np.zeros(b.shape[1:])
     is_finite = ~np.isnan(size) & np.all(np.isfinite(entries[2]))

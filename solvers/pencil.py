@@ -18,9 +18,9 @@ from jaxsparse_fmt._tracing import is_traced
 from solvers import factors
 from solvers.core import arguments
 from solvers.core.program import interrupted_after
+from solvers.host_calls import kept
 from solvers.precond import _checks as checks
 from solvers.solution import SolverError, Status
-from solvers.superlu import kept
 
 RECIPE = ("lu",)
 # Times eps·(‖A‖/‖M‖ + |sigma|): how far below an eigenvalue sigma is placed, until it helps.

@@ -1,6 +1,6 @@
 """The determinant, entries of the inverse, and a root of it, by SuperLU's factors.
 
-The functions take the factors and `entries`: rows, columns and values of the matrix, as `superlu.Call` passes them.
+The functions take the factors and `entries`: rows, columns and values of the matrix, as `host_calls.Call` passes them.
 Without factors the result is NaN, but of a determinant that is 0.
 """
 

@@ -17,6 +17,8 @@ from solvers.host import Host
 from solvers.lsmr import by_settings
 from solvers.solution import Solution, Status
 
+GRADIENT, TINY = 1e-4, 1e-300
+
 
 @jax.jit
 def of_least_squares(A: Any, b: Any, x: Any, code: Any) -> Any:
@@ -88,3 +90,18 @@ def shortened(sol: Solution, b: Any, host: Host, Z: Any, rtol: Any, atol: Any) -
     keeps = norm <= np.maximum(np.maximum(rtol * on_host.length(rhs), atol), (1 + 1e-6) * size)
     x = sol.x - arguments.still(sol.x) + np.where(keeps, x, old)  # with the derivatives of sol.x
     return dataclasses.replace(sol, x=x, residual_norm=jnp.where(keeps, norm.astype(size.dtype), sol.residual_norm))
+
+
+def as_small_as(part: np.ndarray, b: Any, rtol: Any) -> float:
+    """The rtol, at most the given one, by which a residual of b - part is GRADIENT of `part` in all columns or less."""
+    sizes, rest = on_host.length(part), on_host.length(np.asarray(b) - part)
+    return min(float(rtol), GRADIENT * float(np.min(sizes / np.maximum(rest, TINY), where=sizes > 0, initial=1)))
+
+
+def for_all_of(b: Any, sol: Solution, host: Host, rtol: Any, atol: Any) -> Solution:
+    """The least-squares solution for b from `sol`, that for what is left of b."""
+    size = on_host.length(np.asarray(b) - host.S @ np.asarray(sol.x))
+    is_least = np.asarray(sol.success) & (size > np.maximum(rtol * on_host.length(b), atol))
+    code = jnp.where(is_least, jnp.int32(Status.LEAST_SQUARES), sol.code)
+    size = jnp.asarray(size, sol.residual_norm.dtype)
+    return dataclasses.replace(sol, code=code, residual_norm=size)

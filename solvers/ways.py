@@ -1,16 +1,15 @@
-"""Ways to solve a system: the table, what each costs, and the loop over trials, for `solve`.
+"""Ways to solve a system: the table, and the loop over trials, for `solve`.
 
-A way is a method with a preconditioner. `estimate` gives its seconds, from bytes, kernels and the factors' entries, by
-what `DEVICES` has of a device. Outside jit the ways are tried in the order of their estimates. A way goes on as long as
-its rate of fall predicts fewer further steps than another set-up costs (`pace.paced`); if the others fail, it goes on
-from its last x. Inside jit, where no failure is seen, one way is taken.
+A way is a method with a preconditioner. Outside jit the ways are tried in the order of their estimates (`estimates`). A
+way goes on as long as its rate of fall predicts fewer further steps than another set-up costs (`pace.paced`); if the
+others fail, it goes on from its last x. Inside jit, where no failure is seen, one way is taken.
 """
 
 import dataclasses
-import math
+import time
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,14 +23,15 @@ from solvers.core import arguments
 from solvers.core.operators import is_function
 from solvers.core.settings import Settings
 from solvers.core.solve import by_method
-from solvers.direct import Prepared, by_factors, prepared, unsolved
+from solvers.direct import Prepared, by_factors, prepared, reachable, unsolved
+from solvers.estimates import Trial, Way, estimate
 from solvers.facts import Facts, check_finite
 from solvers.fcg import METHOD as FCG
 from solvers.gmres import method as gmres
 from solvers.idrs import method as idrs
 from solvers.minres import METHOD as MINRES
 from solvers.precond.jacobi import of_diagonal
-from solvers.shortest import by_lsmr, by_singular_values, of_least_squares, shortened
+from solvers.shortest import as_small_as, by_lsmr, by_singular_values, for_all_of, of_least_squares, shortened
 from solvers.solution import Solution, SolverError, Status, Told
 
 RESTART = 30  # of gmres
@@ -49,113 +49,10 @@ MAKERS: dict[str, Callable[[Any], Any]] = {  # whose modules are imported at the
 }
 SMALL = 3_000  # unknowns: even full factors take a second or two
 DENSE = 500  # unknowns of a singular matrix whose singular values the host computes, in half a second
-DEARER = 4  # times the seconds of a way that was left: it goes on before a way that costs more
-LONGEST = 60  # seconds of a method without a limit, and of one that no warning announces
-PROGRAM = 0.05  # seconds that count for a program; it compiles in a second, and serves many solves
+LONGEST = 60  # seconds of a method without a limit
+SILENT = 10  # seconds that no warning announces
+TOLD = 1e8  # bytes that are kept, of which `tried` tells
 HOURS = 3600  # seconds of a factorization that only `direct` begins
-
-
-# ------------------------------------------------------------------------------------------------------ what it costs
-
-# What is measured of an Intel Xeon of 2 cores, of an H200, and of the host. In seconds, but
-#   bandwidth: bytes a second that products and passes over vectors move;
-#   kernel, call: a kernel at least; from a call to a compiled solve and back;
-#   multigrid, multigrid_row, level: its set-up, and what an unknown adds; a level of a triangular solve;
-#   work: multiplications a second of SuperLU;
-#   factor, entry, solve, count: for an entry of the factors and one of A, one of the factors in a solve, one of A when
-#     the entries of its factors are counted;
-#   ilu, most_ilu, guessed_ilu: incomplete factors take as long as `ilu` whole ones, which drop nothing, and at most
-#     `most_ilu` for an entry of A, or `guessed_ilu` if the whole ones are not counted;
-#   dense: the singular values, divided by n³.
-DEVICES: dict[str, dict[str, float]] = {
-    "cpu": dict(bandwidth=1.2e10, kernel=2e-6, call=4e-4, multigrid=5e-3, multigrid_row=1e-5, level=0.0),
-    "gpu": dict(bandwidth=2.5e12, kernel=4e-6, call=1e-3, multigrid=0.3, multigrid_row=1e-6, level=1e-5),
-    "host": dict(work=3.5e9, factor=3e-8, entry=1e-7, solve=2e-9, count=4e-7, dense=6e-9)
-    | dict(ilu=2, most_ilu=5e-6, guessed_ilu=2.5e-6),
-}
-FILL = 6  # entries of incomplete factors over those of A, usually
-# A step's products, the vectors that it moves, and its kernels; and those of a preconditioner.
-STEP = {"cg": (1, 11, 5), "fcg": (1, 14, 8), "minres": (1, 20, 10), "bicgstab": (2, 22, 12), "gmres": (1, 60, 20)}
-STEP |= {"idrs": (1, 30, 20), "lsmr": (2, 24, 60)}
-APPLIED = {"multigrid": (8, 30, 100), "ilu": (0, 4, 10), "jacobi": (0, 2, 0), "|jacobi|": (0, 2, 0)}
-
-
-class Way(NamedTuple):
-    """A method and its preconditioner."""
-
-    method: str  # of METHODS
-    M: str | None  # of MAKERS
-    when: Callable[[Facts], Any]  # whether it is meant for a matrix
-    why: str  # that in words
-    steps: int = 100  # that it usually takes
-
-    @property
-    def name(self) -> str:
-        return f"{self.method} with {self.M}" if self.M and self.method != "direct" else self.method
-
-    @property
-    def has_set_up(self) -> bool:
-        return self.M in ("factors", "multigrid", "ilu")
-
-
-class Trial(NamedTuple):
-    """A way and its estimate, in seconds; NaN for functions and matrices over several devices."""
-
-    way: Way
-    set_up: float
-    step: float
-    is_floor: bool = False  # only a bound from below is known, of factors whose entries are not counted yet
-    taken: int = 0  # steps after which it was left for another way, if it was
-
-    @property
-    def seconds(self) -> float:
-        """Those that it usually takes, or took until it was left."""
-        return self.set_up + (self.taken or self.way.steps) * self.step
-
-    @property
-    def rank(self) -> float:
-        """By which the next trial is chosen: of two quick ones first that which compiles nothing."""
-        return DEARER * self.seconds if self.taken else self.seconds + PROGRAM * (self.way.method in METHODS)
-
-    def __str__(self) -> str:
-        about = "" if math.isnan(self.seconds) or self.is_floor else f"; about {float(f'{self.seconds:.1g}'):g} s"
-        return f"{self.way.name} ({self.way.why}{about})"
-
-
-def estimate(way: Way, facts: Facts, counts: bool = False) -> Trial:
-    """The trial of a way; if it `counts` the entries of factors, that takes as long as to order their columns."""
-    device, host, A = DEVICES.get(facts.kind), DEVICES["host"], facts.A
-    if device is None:
-        return Trial(way, math.nan, math.nan)
-    is_counted = counts or "factors" in vars(facts)
-    if way.M == "factors":
-        if not is_counted:
-            work = facts.least_work if "least_work" in vars(facts) else 0.0
-            return Trial(way, host["count"] * A.nnz + work / host["work"], 0.0, True)
-        return Trial(way, device["call"] + _of_factors(facts), facts.factors[0] * host["solve"] * facts.k)
-    if way.method == "singular values":
-        return Trial(way, host["dense"] * facts.n**3, 0.0)
-    uses = 2 if way.method == "bicgstab" else 1
-    more = APPLIED.get(way.M or "", (0, 0, 0))
-    products, vectors, kernels = (a + uses * b for a, b in zip(STEP[way.method], more, strict=True))
-    vector = A.dtype.itemsize * facts.n * facts.k
-    step = (products * (A.nbytes + 2 * vector) + vectors * vector) / device["bandwidth"] + kernels * device["kernel"]
-    set_up = device["call"]
-    if way.M == "multigrid":
-        set_up += device["multigrid"] + device["multigrid_row"] * facts.n
-    elif way.M == "ilu":
-        whole = host["ilu"] * _of_factors(facts) if is_counted else math.inf
-        set_up += min(whole, host["most_ilu" if is_counted else "guessed_ilu"] * A.nnz)
-        step += 12 * FILL * A.nnz / device["bandwidth"] + 2 * facts.n**0.5 * device["level"]
-    return Trial(way, set_up, step)
-
-
-def _of_factors(facts: Facts) -> float:
-    """Seconds of a factorization."""
-    (entries, work), host = facts.factors, DEVICES["host"]
-    if jnp.issubdtype(facts.A.dtype, jnp.complexfloating):
-        entries, work = 2 * entries, 4 * work
-    return work / host["work"] + entries * host["factor"] + facts.A.nnz * host["entry"]
 
 
 # -------------------------------------------------------------------------------------------------------- the choice
@@ -240,6 +137,12 @@ def first_success(
       memory: a `Memory` of earlier solves, which keeps what succeeds; None: nothing is remembered.
     """
     stage, stages = WAYS, [ways, AT_LAST] if ways is WAYS and facts.tries else [ways]
+    limits = settings.rtol, settings.atol
+    if ways is WAYS and facts.tries and (part := facts.lost(b, *limits)) is not None:
+        if facts.is_plain and x0 is None:
+            exact = dataclasses.replace(settings, rtol=reachable(as_small_as(part, b, limits[0]), A, b))
+            return for_all_of(b, first_success(A, b - part, None, exact, facts, ways, memory), facts.host, *limits)
+        stages = [AT_LAST]
     queue = [] if memory is None else [t for t in memory.order if facts.is_plain or t.way.method != "singular values"]
     if ways is WAYS and memory is not None and not memory.has_values:
         queue = [trial for trial in queue if trial.way.M]  # other values need not be singular
@@ -247,6 +150,8 @@ def first_success(
     tried: list[str] = []
     best: Solution | None = None
     least, is_singular, factored = np.inf, False, None  # by which other b may be solved
+    slow: list[Trial] = []  # those without set-up that promise no more than one that was left
+    began, announced = time.perf_counter(), SILENT / 2
     refusal: Exception = ValueError("no method fits")
     rest = settings.maxiter
     while queue or stages:
@@ -257,9 +162,10 @@ def first_success(
         trial = _next(queue, facts, stage is WAYS)
         way, start, sol, M = trial.way, x0, None, None
         names.add(way.name)
-        longest = max((trial, *queue), key=lambda other: other.set_up)
-        if facts.tries and longest.set_up > LONGEST and (trial.taken or trial is longest):  # no other way is new
-            text = f"solve: what is left is {longest}; interrupt it if that is too long, or give a preconditioner M"
+        spent = time.perf_counter() - began
+        if facts.tries and spent + trial.seconds > 2 * announced:
+            announced = spent + trial.seconds
+            text = f"solve: after {spent:.0f} s comes {trial}; interrupt it if that is long, or give a preconditioner M"
             warnings.warn(text, RuntimeWarning, stacklevel=4)
         if best is not None and (trial.taken or way.M in ("multigrid", "ilu")):
             start = jax.lax.stop_gradient(best.x)
@@ -291,19 +197,22 @@ def first_success(
         sol = _telling(sol, way.name, *tried)
         solved = (code == Status.CONVERGED) | (code == Status.ROUNDED) | (code == Status.LEAST_SQUARES)
         if np.all(solved):
-            again = trial._replace(set_up=0.0, taken=0, way=way._replace(steps=trial.taken + steps))
-            others = [other for other in queue if stage is WAYS and other.way.has_set_up]
+            again = trial._replace(taken=0, has_solved=True, way=way._replace(steps=trial.taken + steps))
+            others = [other for other in queue if stage is WAYS and other.may_follow(again)]
             is_least = np.any(code == Status.LEAST_SQUARES)  # which displaces nothing that solves other b
             if factored is not None and (is_singular or is_least):
                 again, others, M = factored[0], [], factored[1]
             if memory is not None and (memory.found is None or again.way.M or not is_least):
-                memory.keep((again, *others), M)
+                size = memory.keep((again, *others), M)
+                if size > TOLD:
+                    tried[-1] += f"; {size / 1e9:.1f} GB of {way.M} are kept (remember=False keeps none)"
+                    sol = _telling(sol, way.name, *tried)
             if ways is not WAYS or x0 is not None:
                 return sol
             space = M.found.null_space if type(M) is Prepared else None
-            return shortened(sol, b, facts.host, space, settings.rtol, settings.atol)
+            return shortened(sol, b, facts.host, space, *limits)
         if way.M == "factors":
-            factored = trial._replace(set_up=0.0), M
+            factored = trial, M
         if way.method in ("direct", "singular values") and np.all(solved | (code == Status.OUT_OF_RANGE)):
             return sol  # no way finds another x
         norm = np.max(np.asarray(arguments.still(sol.residual_norm)), initial=0)
@@ -313,10 +222,13 @@ def first_success(
             rest = max(int(rest) - steps, 0)
             if rest == 0:
                 break
-        queue = [other for other in queue if other.way.method not in UNSUITED.get(status, ())]
         if is_left:
+            slow += [other for other in queue if not (other.way.has_set_up or other.taken)]
             queue = [other for other in queue if other.way.has_set_up or other.taken]
             queue.append(trial._replace(taken=trial.taken + steps))
+        elif not trial.way.has_set_up:
+            queue, slow = queue + slow, []
+        queue = [other for other in queue if other.way.method not in UNSUITED.get(status, ())]
         if way.name == "minres with |jacobi|" and status is Status.BREAKDOWN:  # by what A takes to 0, as it seems
             queue.append(estimate(SHORTEST, facts))
         if status is Status.SINGULAR:
@@ -368,7 +280,7 @@ def run(
     if way.method == "lsmr":
         return by_lsmr(A, b, x0, options)
     if facts.tries and trial.step > 0 and way.M not in (None, GIVEN):
-        others = [other.seconds for other in queue if other.way.has_set_up]
+        others = [other.rank for other in queue if other.way.has_set_up or other.taken]
         options = dataclasses.replace(options, budget=max(min(others) / trial.step, 1) if others else np.inf)
     if x0 is None and facts.tries and way.M in ("multigrid", "ilu"):
         x0 = jnp.zeros_like(b)  # the program is that which goes on from another x

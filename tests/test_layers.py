@@ -39,6 +39,8 @@ ALLOWED = {
 # others, the methods and their loop, know operators alone.
 OF_MATRICES = {
     "superlu",
+    "host_calls",
+    "block_form",
     "batched",
     "host",
     "conditioning",

@@ -9,7 +9,7 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
-from solvers import SolverError, Status, factorized, logdet, selected, superlu
+from solvers import SolverError, Status, factorized, host_calls, logdet, selected, superlu
 from solvers.host import Host
 from tests.lowering import quick_jit
 
@@ -172,7 +172,7 @@ def test_an_interrupt_of_the_host_leaves_a_program_of_the_users_as_such(monkeypa
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(superlu, "kept", interrupted)
+        patch.setattr(host_calls, "kept", interrupted)
         for f in programs:
             with pytest.raises(KeyboardInterrupt):
                 f(A.data)

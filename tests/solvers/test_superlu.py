@@ -43,7 +43,7 @@ def test_every_mode_solves_and_solves_transposed_with_little_error(name, cost):
         assert host.factor_entries > S.shape[0]
     found = superlu.factored(host, ("lu",), "A")
     assert found.ordering == ordering
-    again = superlu.factored(Host(S * 2), ("lu",), "A", superlu.Order.of(host.S, found.ordering, found.order))
+    again = superlu.factored(Host(S * 2, host.shared), ("lu",), "A")
     bound = 1e-13 * np.linalg.cond(S.toarray()) * np.abs(x).max()
     for way, T in (("N", S), ("T", S.T)):
         assert np.max(np.abs(found.solve(T @ x, way) - x)) <= bound
