@@ -10,11 +10,12 @@ from solvers.facts import Facts
 
 PROGRAM = 0.05  # seconds that count for a program; it compiles in a second, and serves many solves
 DEARER = 4  # times the seconds of a way that was left: it goes on before a way that costs more
+BLOCK = 16  # rows of a block of `block_jacobi`
 UNSURE = 3  # times the estimate of a way whose steps are guessed: it takes the place of one whose steps are known
 
 # What is measured of an Intel Xeon of 2 cores, of an H200, and of the host. In seconds, but
 #   bandwidth: bytes a second that products and passes over vectors move;
-#   kernel, call: a kernel at least; from a call to a compiled solve and back;
+#   kernel, call, exchange: a kernel at least; from a call to a compiled solve and back; what waits for other devices;
 #   multigrid, multigrid_row, multigrid_entry: its set-up, and what an unknown and an entry of A add;
 #   level: one of a triangular solve;
 #   work: multiplications a second of SuperLU;
@@ -25,9 +26,9 @@ UNSURE = 3  # times the estimate of a way whose steps are guessed: it takes the 
 #   dense: the singular values, divided by n³.
 DEVICES: dict[str, dict[str, float]] = {
     "cpu": dict(bandwidth=1.2e10, kernel=2e-6, call=4e-4, multigrid=5e-3, level=0.0)
-    | dict(multigrid_row=4e-6, multigrid_entry=1.7e-7),
+    | dict(multigrid_row=4e-6, multigrid_entry=1.7e-7, exchange=3e-5),
     "gpu": dict(bandwidth=2.5e12, kernel=4e-6, call=1e-3, multigrid=0.3, level=1e-5)
-    | dict(multigrid_row=1e-6, multigrid_entry=0.0),
+    | dict(multigrid_row=1e-6, multigrid_entry=0.0, exchange=2e-5),
     "host": dict(work=3.5e9, factor=3e-8, entry=1e-7, solve=2e-9, count=4e-7, dense=6e-9)
     | dict(ilu=2, most_ilu=5e-6, guessed_ilu=2.5e-6),
 }
@@ -36,6 +37,7 @@ FILL = 6  # entries of incomplete factors over those of A, usually
 STEP = {"cg": (1, 11, 5), "fcg": (1, 14, 8), "minres": (1, 20, 10), "bicgstab": (2, 22, 12), "gmres": (1, 60, 20)}
 STEP |= {"idrs": (1, 30, 20), "lsmr": (2, 24, 60)}
 APPLIED = {"multigrid": (4, 90, 100), "ilu": (0, 4, 10), "jacobi": (0, 2, 0), "|jacobi|": (0, 2, 0)}
+APPLIED |= {"block_jacobi": (0, BLOCK + 2, 2)}
 
 
 class Way(NamedTuple):
@@ -57,7 +59,7 @@ class Way(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """A way and its estimate, in seconds; NaN for functions and matrices over several devices."""
+    """A way and its estimate, in seconds; NaN for functions."""
 
     way: Way
     set_up: float
@@ -89,7 +91,7 @@ class Trial(NamedTuple):
 
 def estimate(way: Way, facts: Facts, counts: bool = False) -> Trial:
     """The trial of a way; if it `counts` the entries of factors, that takes as long as to order their columns."""
-    device, host, A = DEVICES.get(facts.kind), DEVICES["host"], facts.A
+    device, host, A = DEVICES.get(facts.platform), DEVICES["host"], facts.A
     if device is None:
         return Trial(way, math.nan, math.nan)
     is_counted = counts or "factors" in vars(facts)
@@ -104,10 +106,12 @@ def estimate(way: Way, facts: Facts, counts: bool = False) -> Trial:
     more = APPLIED.get(way.M or "", (0, 0, 0))
     products, vectors, kernels = (a + uses * b for a, b in zip(STEP[way.method], more, strict=True))
     vector = A.dtype.itemsize * facts.n * facts.k
-    step = (products * (A.nbytes + 2 * vector) + vectors * vector) / device["bandwidth"] + kernels * device["kernel"]
+    step = (products * (A.nbytes + 2 * vector) + vectors * vector) / (facts.devices * device["bandwidth"])
+    step += kernels * device["kernel"] + products * device["exchange"] * (facts.devices > 1)
     set_up = device["call"]
     if way.M == "multigrid":
-        set_up += device["multigrid"] + device["multigrid_row"] * facts.n + device["multigrid_entry"] * A.nnz
+        set_up += device["multigrid"]
+        set_up += (device["multigrid_row"] * facts.n + device["multigrid_entry"] * A.nnz) / facts.devices
     elif way.M == "ilu":
         whole = host["ilu"] * _of_factors(facts) if is_counted else math.inf
         set_up += min(whole, host["most_ilu" if is_counted else "guessed_ilu"] * A.nnz)

@@ -38,23 +38,27 @@ class Facts:
       tries: whether another way may follow one that fails; not inside jit.
       hints: what the caller says of symmetry and definiteness; None: nothing.
       kind: "function", "sharded", or the platform.
+      platform, devices: on which A lies, and on how many of it; "" for a function.
     """
 
     def __init__(self, A: Any, b: Any, tries: bool, symmetric: bool | None = None, definite: bool | None = None):
         held = arguments.still(A)
         self.n, self.k = arguments.unknowns(A, b), int(np.shape(b)[1]) if np.ndim(b) == 2 else 1
         self.is_known, self.is_plain = not is_traced(held), not is_traced(A, b)
+        self.devices = 1
         self.tries, self.hints = tries and self.is_known, (symmetric, definite)
         if isinstance(held, jax.Array) and self.is_known:
             with concrete():
                 held = from_dense(held, "csr")
         self.A: Any = held
         if is_function(A) or not isinstance(held, ScipyNames):
-            self.A, self.kind = A, "function"
+            self.A, self.kind, self.platform = A, "function", ""
         elif is_sharded(held.T if isinstance(held, Transposed) else held):
-            self.kind = "sharded"
+            stored: Any = held.T if isinstance(held, Transposed) else held
+            over = stored.range.over
+            self.kind, self.devices, self.platform = "sharded", len(over.counts), over.mesh.devices.flat[0].platform
         else:
-            self.kind = arguments.memory.device(held).platform
+            self.kind = self.platform = arguments.memory.device(held).platform
 
     def dtype(self, b: Any) -> Any:
         """That of x."""

@@ -24,7 +24,7 @@ from solvers.core.operators import is_function
 from solvers.core.settings import Settings
 from solvers.core.solve import by_method
 from solvers.direct import Prepared, by_factors, prepared, reachable, unsolved
-from solvers.estimates import Trial, Way, estimate
+from solvers.estimates import BLOCK, Trial, Way, estimate
 from solvers.facts import Facts, check_finite
 from solvers.fcg import METHOD as FCG
 from solvers.gmres import method as gmres
@@ -39,7 +39,6 @@ METHODS: dict[str, Callable[[int], Any]] = {
     **{"cg": lambda n: CG, "fcg": lambda n: FCG, "minres": lambda n: MINRES, "bicgstab": lambda n: BICGSTAB},
     **{"gmres": lambda n: gmres(min(RESTART, n)), "idrs": lambda n: idrs(min(4, n))},
 }
-BLOCK = 16  # rows of a block of `block_jacobi`
 MAKERS: dict[str, Callable[[Any], Any]] = {  # whose modules are imported at their first use
     "jacobi": lambda A: precond.jacobi(A),
     "|jacobi|": lambda A: precond.jacobi(abs(A) if hasattr(A, "__abs__") else A),  # which refuses a function
@@ -81,10 +80,14 @@ WITH_GIVEN_M = (
     Way("gmres", GIVEN, lambda f: True, "for any matrix"),
     Way("direct", "factors", lambda f: f.tries, "for any matrix"),
 )
+PROBED = "symmetric as a probe shows"
 ON_MANY_DEVICES = (
-    Way("cg", "block_jacobi", lambda f: f.maybe_definite, "symmetric as a probe shows, positive diagonal"),
-    Way("minres", None, lambda f: f.symmetric, "symmetric as a probe shows"),
-    Way("gmres", "block_jacobi", lambda f: True, "for any matrix over several devices"),
+    Way("cg", "block_jacobi", lambda f: f.maybe_definite, f"{PROBED}, positive diagonal", 120),
+    Way(
+        "cg", "multigrid", lambda f: f.is_known and f.n > DENSE and f.maybe_definite, f"{PROBED}, positive diagonal", 25
+    ),
+    Way("minres", None, lambda f: f.symmetric, PROBED, 1000),
+    Way("gmres", "block_jacobi", lambda f: True, "for any matrix over several devices", 1000),
 )
 OF_A_FUNCTION = (Way("gmres", None, lambda f: True, "of A only products are known"),)
 # Preconditioners that suit a method which the caller names.
@@ -159,7 +162,7 @@ def first_success(
             stage = stages.pop(0)
             queue = [estimate(way, facts) for way in stage if way.name not in names and way.when(facts)]
             continue
-        trial = _next(queue, facts, stage is WAYS)
+        trial = _next(queue, facts, stage in (WAYS, ON_MANY_DEVICES))
         way, start, sol, M = trial.way, x0, None, None
         names.add(way.name)
         spent = time.perf_counter() - began
@@ -198,7 +201,7 @@ def first_success(
         solved = (code == Status.CONVERGED) | (code == Status.ROUNDED) | (code == Status.LEAST_SQUARES)
         if np.all(solved):
             again = trial._replace(taken=0, has_solved=True, way=way._replace(steps=trial.taken + steps))
-            others = [other for other in queue if stage is WAYS and other.may_follow(again)]
+            others = [o for o in queue if stage in (WAYS, ON_MANY_DEVICES) and o.may_follow(again)]
             is_least = np.any(code == Status.LEAST_SQUARES)  # which displaces nothing that solves other b
             if factored is not None and (is_singular or is_least):
                 again, others, M = factored[0], [], factored[1]
@@ -223,8 +226,9 @@ def first_success(
             if rest == 0:
                 break
         if is_left:
-            slow += [other for other in queue if not (other.way.has_set_up or other.taken)]
-            queue = [other for other in queue if other.way.has_set_up or other.taken]
+            if stage is not ON_MANY_DEVICES:
+                slow += [other for other in queue if not (other.way.has_set_up or other.taken)]
+                queue = [other for other in queue if other.way.has_set_up or other.taken]
             queue.append(trial._replace(taken=trial.taken + steps))
         elif not trial.way.has_set_up:
             queue, slow = queue + slow, []

@@ -71,6 +71,9 @@ def renewing(M: Any, A: Any) -> None:
     check_keeps_imaginary(A.dtype, M.dtype)
 
 
+BLOCKS = (6, 5, 4, 3, 2)  # unknowns of a point that are looked for
+
+
 class Refreshed(Operator):
     """A preconditioner that is made anew with its own settings, by `_anew`."""
 
@@ -151,20 +154,60 @@ def host(A: Any) -> Any:
     S = S.astype(kind, copy=not S.has_canonical_format)
     S.check_format(full_check=True)
     S.sum_duplicates()
+    entries(S)
+    return S
+
+
+def entries(S: Any, first: int = 0, is_users: bool = True) -> None:
+    """Refuses rows from `first` on that multigrid cannot treat."""
     finite(S.data, "A")
-    if np.any(zeros := S.diagonal() == 0):
+    if np.any(zeros := S.diagonal(first) == 0):
+        row = f"{first + np.argmax(zeros)}{'' if is_users else ' of its inner order'}"
         raise ValueError(
-            f"A has a zero on its diagonal, first in row {np.argmax(zeros)}, and multigrid's smoothers divide by the "
+            f"A has a zero on its diagonal, first in row {row}, and multigrid's smoothers divide by the "
             "diagonal; eliminate such unknowns (constraints, empty rows), or take another preconditioner"
         )
-    return S
 
 
 def block_size(A: Any, S: Any) -> int:
     """Unknowns of a point: the blocks of a BSR matrix, ours or SciPy's, or the largest dense ones of at most 6."""
     rows, columns = getattr(A, "block_shape", getattr(A, "blocksize", (None, None)))
-    n, lengths = S.shape[0], np.diff(S.indptr)
+    n = S.shape[0]
     if rows and rows == columns and n % rows == 0:
         return rows
-    whole = (b for b in (6, 5, 4, 3, 2) if not n % b and not np.any(lengths % b) and S.tobsr((b, b)).nnz == S.nnz)
-    return next(whole, 1)
+    return next((b for b in BLOCKS if n % b == 0 and _in_blocks(S, b, 0)), 1)
+
+
+def block_sizes(S: Any, first: int, unknowns: np.ndarray, given: tuple[int, int] | None) -> list[int]:
+    """Which numbers of unknowns a point of the rows from `first` on may have; of a BSR matrix that `given` alone.
+
+    Args:
+      unknowns: the user's number of each row, whose points must not be parted.
+    """
+
+    def together(b: int) -> bool:
+        u = unknowns[-first % b :]
+        u = u[: len(u) // b * b].reshape(-1, b)
+        return bool(np.all(u[:, :1] % b == 0) and np.all(u == u[:, :1] + np.arange(b)))
+
+    sizes = [b for b in BLOCKS if given is None or given == (b, b)]
+    return [b for b in sizes if together(b) and (given is not None or _in_blocks(S, b, first))]
+
+
+def _in_blocks(S: Any, b: int, first: int) -> bool:
+    """Whether the rows of whole points, among those from `first` on, consist of dense blocks b×b."""
+    rows = slice(-first % b, S.shape[0] - (S.shape[0] + first) % b)
+    lengths = np.diff(S.indptr)[rows]
+    if len(lengths) <= 0:
+        return True
+    if np.any(lengths % b) or np.any(lengths.reshape(-1, b) != lengths[::b, None]):
+        return False
+    begin, end = S.indptr[rows.start], S.indptr[rows.stop]
+    col = S.indices[begin:end]
+    above = np.arange(col.size) - np.repeat(lengths * np.tile(np.arange(b), len(lengths) // b), lengths)
+    by_block = col.reshape(-1, b)
+    return bool(
+        np.all(by_block[:, 0] % b == 0)
+        and np.all(by_block == by_block[:, :1] + np.arange(b))
+        and np.all(col == col[above])
+    )

@@ -27,6 +27,7 @@ from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.formats import BSR
 from solvers.precond import _device_programs as programs
 from solvers.precond._hierarchy import DENSEST, ROUNDING, STRICTER, WEAKER, Aggregation, Start, largest_value
+from solvers.precond._rows import Rows, of_one_shard
 
 MANY = 2**22  # entries of a matrix up to which the host makes all levels
 FEW = 2**20  # entries of a level up to which the host makes it, and those below it
@@ -85,11 +86,11 @@ def is_sized(A: Any) -> bool:
 
 def large_levels(
     A: Any, B: Any, theta: float, most: int, keep: Callable[[Made, int], Any]
-) -> tuple[Any, Aggregation, Start] | None:
+) -> tuple[Rows, Aggregation, Start] | None:
     """Sets up the levels of more than `FEW` entries and `most` rows, of which `keep` makes those of the `Start`.
 
     Returns:
-      The matrix below them, in SciPy's CSR, with how to go on; None if there is no such level, or the host has to set A
+      The matrix below them, on the host, with how to go on; None if there is no such level, or the host has to set A
       up.
     """
     rooms, levels = rooms_of(A.shape[0], A.nnz), []
@@ -101,9 +102,9 @@ def large_levels(
         return None
     n, vectors = matrix.rows, (matrix.near, matrix.known.unit)
     S, near, unit = programs.cut((n, n), matrix.entries, matrix.A, *vectors)
-    S, near, unit = S.to_scipy(), np.asarray(near), np.asarray(unit)
-    start = Start([keep(made, k) for k, made in enumerate(levels)], unit, matrix.definite)
-    return S, Aggregation(near[:, None], 1, matrix.theta, most), start
+    rows, near, unit = of_one_shard(S.to_scipy()), np.asarray(near)[:, None], np.asarray(unit)
+    start = Start([keep(made, k) for k, made in enumerate(levels)], {0: unit}, matrix.definite)
+    return rows, Aggregation({0: near}, matrix.theta, most), start
 
 
 def _finest(A: Any, B: Any, theta: float, rooms: Rooms) -> Matrix | None:

@@ -27,15 +27,12 @@ import numpy as np
 import scipy
 
 from jaxsparse_fmt.kernels.cpu import aggregation
-from solvers.precond._cycles import Level
+from solvers.precond._cycles import recurrence
 from solvers.precond._inverse import LARGEST, NULL
-from solvers.precond._spectrum import chebyshev_step
+from solvers.precond._rows import Cut, Halo, Parts, Rows, added, renumbered, stacked, turned
 
 Matrix = Any  # scipy.sparse; SciPy ships no types
 
-# The degree of the smoother, and the lower end of the spectrum to smooth as a fraction of the upper. Of degrees 1 to 4
-# and fractions 1/30 to 1/2 these move the fewest bytes, or nearly, on 7-point Poisson and elasticity alike.
-DEGREE, FRACTION = 2, 0.15
 # The paper halves θ from level to level; with a quarter 7-point Poisson has 5% fewer entries and as many iterations.
 WEAKER = 0.25
 # If the next level would have more than DENSEST times the blocks of this one, as in graphs of short diameter, θ is
@@ -52,7 +49,7 @@ REGULAR = 0.1  # over NULL: a matrix whose inverse has smaller column sums has n
 
 
 class Hierarchy(NamedTuple):
-    levels: list[Any]  # without the coarsest: what `keep` made of each `Level` on the host
+    levels: list[Any]  # without the coarsest: what `keep` made of each `Step`
     coarse_inverse: np.ndarray  # [m, m]
     hermitian: bool  # A = Aᴴ, and the levels are as symmetric
     definite: bool  # Hermitian, and the set-up found no sign that it is indefinite
@@ -62,61 +59,129 @@ class Start(NamedTuple):
     """Levels that are made already, and what is known of the matrix below them."""
 
     levels: list[Any]
-    unit: np.ndarray  # [n] sum of the absolute values that add up to each diagonal entry
+    unit: Parts  # [n] of each shard, sum of the absolute values that add up to each diagonal entry
     definite: bool
     hermitian: bool = True
 
 
+class Step(NamedTuple):
+    """A level on hosts, by shards; R has each shard's columns, and rows for [own | halo] of coarse points."""
+
+    A: Rows
+    R: Parts
+    halo: Halo  # of R's rows
+    P: Rows
+    inverse_diagonal: Parts
+    recurrence: np.ndarray
+
+
 class Aggregation:
-    """Smoothed aggregation.
+    """Smoothed aggregation. Aggregates stay inside shards, so that the tentative prolongation is block diagonal.
 
     Args:
-      B: [n, k], the near-null space.
-      b: unknowns of a point.
+      B: [n, k] of each shard, the near-null space.
     """
 
-    def __init__(self, B: np.ndarray, b: int, theta: float, max_coarse: int):
-        self.B, self.b, self.theta, self.max_coarse = B, b, theta, max_coarse
+    def __init__(self, B: Parts, theta: float, max_coarse: int):
+        self.B, self.theta, self.max_coarse = B, theta, max_coarse
 
-    def ends(self, A: Matrix) -> bool:
-        return A.shape[0] <= self.max_coarse or A.nnz == 0
+    def ends(self, A: Rows) -> bool:
+        return A.shape[0] <= self.max_coarse or A.blocks == 0
 
-    def __call__(self, A: Matrix, scale: np.ndarray, hermitian: bool) -> tuple[Matrix, Matrix, Matrix]:
-        """R, P and R·A·P."""
-        A = aggregation.points(A, self.b)
-        same = not np.any(np.diff(self.B.reshape(A.indptr.size - 1, -1), axis=0))  # at all points
-        weaker = True
+    def __call__(self, A: Rows, scale: Parts, hermitian: bool) -> tuple[Parts, Halo, Rows, Rows]:
+        """R with the halo of its rows, P and R·A·P."""
+        cut, same, weaker = A.halo.cut, self._is_same(A), True
+        root = A.halo.extended(A.each(aggregation.roots))
+        H = A if hermitian else turned(_adjoints(A), A.halo, cut)
         while True:
-            chosen, agg, count, self.theta = aggregated(A, self.theta, weaker)
-            Q, below = aggregation.tentative(agg, count, self.B)
-            T = aggregation.placed(agg, count, Q)
-            P = aggregation.prolongation(A, chosen | (not same), T, scale)
-            R = aggregation.adjoint(P)
+            strong, agg, counts, self.theta = aggregated(A, root, self.theta, weaker)
+            found = cut.each(aggregation.tentative, agg, counts, self.B)
+            Q = A.each(lambda S, pair: pair[0].reshape(-1, S.blocksize[0], pair[0].shape[1]), found)
+            below = cut.below(counts)
+            if cut.over is not None:
+                agg = {k: np.where(a >= 0, a + below.starts[k], -1) for k, a in agg.items()}
+            kept = {k: chosen | (not same) for k, chosen in strong.items()}
+            P = other = _prolongation(A, kept, agg, Q, scale, below)
             if not hermitian:
-                H = aggregation.adjoint(A)
-                kept = aggregation.strength(H, self.theta) | (not same)
-                R = aggregation.adjoint(aggregation.prolongation(H, kept, T, scale.conj()))
-            most = DENSEST * A.indices.size if 0 < self.theta < 1 else np.inf
-            product = aggregation.galerkin(R, A, P, most)
-            if product is not None:
+                of = H.each(lambda S, root: aggregation.strength(S, root, self.theta) | (not same), _roots(A, H))
+                other = _prolongation(H, of, agg, Q, {k: v.conj() for k, v in scale.items()}, below)
+            R, most = other.each(aggregation.adjoint), DENSEST * A.blocks if 0 < self.theta < 1 else np.inf
+            product = _galerkin(R, other.halo, A, P, most)
+            if product is not None and product.blocks <= most:
                 break
             self.theta, weaker = STRICTER * self.theta, False
-        self.B, self.b, self.theta = below, self.B.shape[1], WEAKER * self.theta
-        return R, P, product
+        self.B = {k: below for k, (_, below) in found.items()}
+        self.theta *= WEAKER
+        return R, other.halo, P, product
+
+    def _is_same(self, A: Rows) -> bool:
+        """Whether the near-null space is the same at all points."""
+        first = A.each(lambda S, B: B.reshape(-1, S.blocksize[0] * B.shape[1])[:1], self.B)
+        one = np.concatenate(A.halo.cut.of_all(first))[:1]
+        differ = A.each(lambda S, B: bool(np.any(B.reshape(-1, one.size) != one)), self.B)
+        return not any(A.halo.cut.of_all(differ))
 
 
-def aggregated(A: Matrix, theta: float, weaker: bool = True) -> tuple[np.ndarray, np.ndarray, int, float]:
-    """The strong couplings of a graph of points, the aggregates and their number, and their theta.
+def aggregated(A: Rows, root: Parts, theta: float, weaker: bool) -> tuple[Parts, Parts, Parts, float]:
+    """The strong couplings of a graph of points, the aggregates of each shard and their numbers, and their theta.
 
     Args:
-      weaker: theta may be quartered until `left_over` is false.
+      weaker: theta may be quartered until few points are left over.
     """
+    cut = A.halo.cut
     while True:
-        strong = aggregation.strength(A, theta)
-        agg, count = aggregation.aggregates(A, strong)
-        if not (weaker and aggregation.left_over(A, agg)):
-            return strong, agg, count, theta
+        strong = A.each(lambda S, root, theta=theta: aggregation.strength(S, root, theta), root)
+        found = A.each(aggregation.aggregates, strong)
+        left = A.each(lambda S, found: np.array([aggregation.left_over(S, found[0]), found[1]]), found)
+        outside, count = np.sum(cut.of_all(left), axis=0).tolist()
+        if not (weaker and 2 * outside > A.points):
+            # Products need a column, where there is no aggregate at all.
+            counts = {k: max(n, int(k == 0 and not count)) for k, (_, n) in found.items()}
+            return strong, {k: agg for k, (agg, _) in found.items()}, counts, theta
         theta *= WEAKER
+
+
+def _adjoints(A: Rows) -> Parts:
+    """The adjoint of each shard's rows; its columns are numbered through all shards."""
+    cut = A.halo.cut
+
+    def adjoint(S: Any, ends: tuple[int, int]) -> Any:
+        H = aggregation.adjoint(S)
+        return H if cut.over is None else renumbered(H, H.indices + np.int64(ends[0]), int(cut.starts[-1]), False)
+
+    return A.each(adjoint, cut.bounds)
+
+
+def _roots(A: Rows, H: Rows) -> Parts:
+    return H.halo.extended(A.each(aggregation.roots))
+
+
+def _prolongation(A: Rows, kept: Parts, agg: Parts, Q: Parts, scale: Parts, below: Cut) -> Rows:
+    """P = T - diag(scale)·A'·T, whose T has rows of Q in the columns of the aggregates, numbered through all shards.
+
+    Args:
+      kept: [blocks] the couplings of A that are not lumped.
+    """
+    of, Q = A.halo.extended(agg), A.halo.extended(Q)
+    halo = Halo.of(below, {k: a[a >= 0] for k, a in of.items()})
+    places = {k: np.where(a >= 0, halo.numbered(np.maximum(a, 0), k), -1) for k, a in of.items()}
+    T = A.halo.cut.each(aggregation.placed, places, {k: halo.width(k) for k in places}, Q)
+    P = A.each(aggregation.prolongation, kept, T, scale)
+    return Rows(P, halo, 0, A.points)
+
+
+def _galerkin(R: Parts, rows: Halo, A: Rows, P: Rows, most: float) -> Rows | None:
+    """R·A·P, or None if a shard makes more than `most` blocks of it, found before it has made all.
+
+    Args:
+      rows: of R, by which other shards receive what they add to.
+    """
+    cut, extended = P.halo.cut, A.halo.extended(P.named())
+    local = Rows.of(extended, cut) if cut.over is not None else P
+    C = A.each(lambda S, R, P: aggregation.galerkin(R, S, P, most), R, local.S)
+    if any(cut.of_all({k: part is None for k, part in C.items()})):
+        return None
+    return turned(Rows(C, local.halo, 0, 0).named(), rows, cut)
 
 
 class Given:
@@ -129,10 +194,10 @@ class Given:
                 if not hasattr(level, name):
                     raise TypeError(f"levels must have A, R and P; {type(level).__name__} has no {name}")
 
-    def ends(self, A: Matrix) -> bool:
+    def ends(self, A: Rows) -> bool:
         return len(self.levels) <= 1
 
-    def __call__(self, A: Matrix, scale: np.ndarray, hermitian: bool) -> tuple[Matrix, Matrix, Matrix]:
+    def __call__(self, A: Rows, scale: Parts, hermitian: bool) -> tuple[Parts, Halo, Rows, Rows]:
         step = self.levels.pop(0)
         R, P, below = (_sorted(matrix) for matrix in (step.R, step.P, self.levels[0].A))
         if P.shape != (A.shape[0], below.shape[0]) or R.shape != P.shape[::-1]:
@@ -141,44 +206,79 @@ class Given:
             if not np.all(np.isfinite(matrix.data)):
                 raise ValueError(f"the levels have a NaN or an infinity, between {P.shape[1]} and {P.shape[0]} rows")
             matrix.eliminate_zeros()
-        return R, P, below
+        P, below = (Rows.of({0: aggregation.points(S, 1)}, Cut(np.array([0, S.shape[1]]))) for S in (P, below))
+        return {0: aggregation.points(R, 1)}, P.halo, P, below
 
 
 def build(
-    S: Matrix, coarsening: Any, degree: int, keep: Callable[[Level, int], Any], start: Start | None = None
+    A: Rows,
+    coarsening: Any,
+    degree: int,
+    keep: Callable[[Step, int], Any],
+    start: Start | None = None,
+    whole: int = 0,
 ) -> Hierarchy:
-    """A hierarchy for the canonical CSR matrix S, already checked, by an `Aggregation` or what is `Given`.
+    """A hierarchy for A, already checked, by an `Aggregation` or what is `Given`.
 
-    Only the result of `keep` is held of each level, so that few copies live at once.
+    Only the result of `keep` is held of each level, so that few copies live at once. Of several shards all hosts have
+    the levels below the first that have at most `whole` rows.
     """
     if start is None:
-        hermitian = is_hermitian(S)
-        start = Start([], np.abs(S.diagonal()), hermitian, hermitian)
-    A, levels, (_, unit, definite, hermitian) = S, [*start.levels], start
+        hermitian = is_hermitian(A)
+        start = Start([], A.each(lambda S: np.abs(S.diagonal())), hermitian, hermitian)
+    levels, (_, unit, definite, hermitian) = [*start.levels], start
     while len(levels) < MAX_LEVELS - 1 and not coarsening.ends(A):
-        inverse = inverse_diagonal(A, unit, hermitian)
+        if levels and A.halo.cut.over is not None and A.shape[0] <= whole:
+            A, unit, coarsening.B = gathered(A, unit, coarsening.B)
+        cut = A.halo.cut
+        inverse = A.each(lambda S, unit, hermitian=hermitian: inverse_diagonal(S, unit, hermitian), unit)
         upper, lowest = extremes(A, inverse, hermitian)
-        definite = definite and bool(np.min(inverse) >= 0) and lowest >= -ROUNDING * upper
-        R, P, below = coarsening(A, DAMPING / upper * inverse, hermitian)
+        negative = cut.of_all(cut.each(lambda d: bool(np.any(d < 0)), inverse)) if definite else []
+        definite = definite and not any(negative) and lowest >= -ROUNDING * upper
+        R, halo, P, below = coarsening(A, {k: DAMPING / upper * d for k, d in inverse.items()}, hermitian)
         given = isinstance(coarsening, Given)
-        if not given and P.shape[1] >= A.shape[0]:  # aggregates of fewer points than B has columns
+        if not given and below.shape[0] >= A.shape[0]:  # aggregates of fewer points than B has columns
             break
-        if given and largest((R - P.conj().T).data) > 1e-12:
+        if given and largest((R[0] - P.S[0].conj().T).data) > 1e-12:
             hermitian = definite = False
-        levels.append(keep(Level(A, R, P, inverse, recurrence(degree, upper)), len(levels)))
-        squares = abs(R)
-        squares.data **= 2
-        A, unit = below, squares @ unit
+        levels.append(keep(Step(A, R, halo, P, inverse, recurrence(degree, upper)), len(levels)))
+        unit = added(cut.each(lambda R, unit: _squared(R) @ unit, R, unit), halo, R[min(R)].blocksize[0])
+        A = below
     check_coarsest(A.shape[0], len(levels) + 1)
-    inverse, positive = coarse_inverse(A, unit, hermitian)
+    if A.halo.cut.over is not None:
+        A, unit, _ = gathered(A, unit, unit)
+    inverse, positive = coarse_inverse(A.S[0], unit[0], hermitian)
     return Hierarchy(levels, inverse, hermitian, definite and positive)
 
 
-def is_hermitian(S: Matrix) -> bool:
-    """Whether S = Sᴴ up to rounding, by products with a random vector: a transpose takes ten times as long."""
-    v = np.random.default_rng(0).uniform(-1, 1, S.shape[0])
-    rounding = 1e-12 * largest(S.data) + 1e-15 * largest(aggregation.sums(S))
-    return largest(S @ v - aggregation.adjoint(S) @ v) <= rounding
+def gathered(A: Rows, *vectors: Parts) -> tuple[Any, ...]:
+    """The matrix and vectors whole on every host."""
+    S = stacked(A.halo.cut.of_all(A.named()))
+    S.sort_indices()
+    one = Cut(np.array([0, A.points]))
+    return Rows.of({0: S}, one), *({0: np.concatenate(A.halo.cut.of_all(v))} for v in vectors)
+
+
+def _squared(R: Matrix) -> Matrix:
+    squares = abs(R)
+    squares.data **= 2
+    return squares
+
+
+def is_hermitian(A: Rows) -> bool:
+    """Whether A = Aᴴ up to rounding, by products with a random vector: a transpose takes ten times as long."""
+    v, cut = _noise(A), A.halo.cut
+    across, along = A.adjoint()(v), A @ v
+    sizes = A.each(
+        lambda S, a, b: np.array([largest(S.data), largest(aggregation.sums(S)), largest(a - b)]), along, across
+    )
+    most, sums, difference = np.max(cut.of_all(sizes), axis=0)
+    return bool(difference <= 1e-12 * most + 1e-15 * sums)
+
+
+def _noise(A: Rows) -> Parts:
+    """[rows] the same in every run."""
+    return A.halo.cut.each(lambda S, k: np.random.default_rng(k).uniform(-1, 1, S.shape[0]), A.S, {k: k for k in A.S})
 
 
 def largest(a: np.ndarray) -> float:
@@ -211,45 +311,48 @@ def inverse_diagonal(
     return np.divide(1, diagonal, out=np.zeros_like(diagonal), where=np.abs(diagonal) > NULL * unit)
 
 
-def recurrence(degree: int, upper: float) -> np.ndarray:
-    """[degree, 2], a and c of z ← a·z + c·D⁻¹·r, x ← x + z for eigenvalues of D⁻¹A up to `upper`."""
-    middle, half = (1 + FRACTION) / 2, (1 - FRACTION) / 2
-    rows, rho = [(0.0, 1 / middle)], half / middle
-    for _ in range(degree - 1):
-        rho, a, c = chebyshev_step(rho, middle, half)
-        rows.append((a, c))
-    return np.array(rows) / (1, upper)
-
-
-def extremes(A: Matrix, inverse_diagonal: np.ndarray, hermitian: bool) -> tuple[float, float]:
+def extremes(A: Rows, inverse_diagonal: Parts, hermitian: bool) -> tuple[float, float]:
     """A bound of the real parts of D⁻¹A's eigenvalues, and the least Ritz value; in float64 whatever JAX computes in.
 
     The bound is the smaller of ‖D⁻¹A‖∞, which is a sure bound, and 1.1 times the largest Ritz value of 8 Lanczos steps
     on the Hermitian part of |D|^½·D⁻¹A·|D|^-½, which is close (Adams et al. 2003 scale such an estimate by 1.1 too).
     It is 1 if the whole inverse diagonal is zero, since A annihilates B.
     """
-    if not np.any(inverse_diagonal):
+    each, of_all = A.halo.cut.each, A.halo.cut.of_all
+
+    def over(f: Callable[..., Any], *parts: Parts) -> Any:
+        """The largest f of all shards, 0 at least."""
+        return max(map(float, of_all(each(f, *parts))), default=0.0)
+
+    def dot(a: Parts, b: Parts) -> float:
+        return float(sum(of_all(each(lambda a, b: np.vdot(a, b).real, a, b))))
+
+    bound = over(lambda S, d: np.max(np.abs(d) * aggregation.sums(S), initial=0), A.S, inverse_diagonal)
+    if not bound:
         return 1.0, 0.0
-    size = np.sqrt(np.abs(inverse_diagonal))  # |D|^-½
-    left = np.divide(inverse_diagonal, size, out=np.zeros_like(inverse_diagonal), where=size != 0)
-    bound = float(np.max(np.abs(inverse_diagonal) * aggregation.sums(A)))
-    hermitian = hermitian and bool(np.min(inverse_diagonal) >= 0)
-    H = None if hermitian else A.conj().T
-    v = np.random.default_rng(0).uniform(-1, 1, A.shape[0]).astype(A.dtype) * (size != 0)
-    v, before, beta = v / np.linalg.norm(v), np.zeros_like(v), 0.0
+    size = each(lambda d: np.sqrt(np.abs(d)), inverse_diagonal)  # |D|^-½
+    left = each(lambda d, s: np.divide(d, s, out=np.zeros_like(d), where=s != 0), inverse_diagonal, size)
+    hermitian = hermitian and not over(lambda d: np.any(d < 0), inverse_diagonal)
+    H = None if hermitian else A.adjoint()
+    v = each(lambda S, v, s: v.astype(S.dtype) * (s != 0), A.S, _noise(A), size)
+    length = dot(v, v) ** 0.5
+    v, before, beta = each(lambda v: v / length, v), each(np.zeros_like, v), 0.0
     alphas: list[float] = []
     betas: list[float] = []
     ritz = np.zeros(1)
     for _ in range(min(LANCZOS_STEPS, A.shape[0])):
-        w = left * (A @ (size * v))
-        w = w if H is None else (w + size * (H @ (left.conj() * v))) / 2
-        alphas.append(float(np.vdot(v, w).real))
+        w = each(np.multiply, left, A @ each(np.multiply, size, v))
+        if H is not None:
+            across = H(each(lambda a, v: a.conj() * v, left, v))
+            w = each(lambda w, s, a: (w + s * a) / 2, w, size, across)
+        alpha = dot(v, w)
+        alphas.append(alpha)
         ritz = np.linalg.eigvalsh(np.diag(alphas) + np.diag(betas, 1) + np.diag(betas, -1))
-        w -= alphas[-1] * v + beta * before
-        beta = float(np.linalg.norm(w))
+        w = each(lambda w, v, u, a=alpha, b=beta: w - (a * v + b * u), w, v, before)
+        beta = dot(w, w) ** 0.5
         if beta <= 1e-10 * bound or SAFETY * ritz[-1] >= bound:  # an invariant subspace, or no smaller bound to find
             break
-        v, before = w / beta, v
+        v, before = each(lambda w, b=beta: w / b, w), v
         betas.append(beta)
     return largest_value(ritz, bound), float(ritz[0])
 

@@ -1,11 +1,11 @@
-"""Multigrid for a matrix over several devices: set up as on one device, and each device gets its rows.
+"""Multigrid for a matrix over several devices: every shard coarsens its own rows.
 
-    one      A ── R·A·P ── R·A·P ── A⁺     in every process, from all entries of A
-    shard 0  ■■■■■■■■   ■■■ ╮              a coarse unknown goes to the shard that has
-    shard 1  ■■■■■■■■   ■■■ ┴ ■■■■ ── A⁺   the middle of its column of P
+    shard 0  ■■■■■■■■ → ■■■ ╮                 aggregates lie inside a shard, so T is block diagonal;
+    shard 1  ■■■■■■■■ → ■■■ ┴ ■■■■ → ■ → A⁺   P = T − ω·D⁻¹·A'·T and R·A·P take rows of the halo
 
 A coarse level of `WHOLE` rows or fewer is whole on every device and multiplied without exchanges: a sum over the
-devices leads there, and the way back needs none. Of all other arrays a device has its share of the rows.
+devices leads there, and the way back needs none. Of all other arrays a device has its share of the rows, and a process
+on its host those of its own devices.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy
 from jax import Array, lax
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxsparse_fmt._pytrees import pytree
 from jaxsparse_fmt._types import Target
@@ -26,9 +26,14 @@ from jaxsparse_fmt.core.basis import Operator
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.distributed.build import assemble
 from jaxsparse_fmt.distributed.common_format import Request, in_one_format
-from jaxsparse_fmt.distributed.entries import users_unknowns
+from jaxsparse_fmt.distributed.delivery import needed
+from jaxsparse_fmt.distributed.entries import pieces
+from jaxsparse_fmt.kernels.cpu import aggregation
 from solvers.core.vectors import times
+from solvers.precond import _checks as checks
 from solvers.precond._cycles import Level
+from solvers.precond._hierarchy import Step
+from solvers.precond._rows import Cut, Parts, Rows, csr, recut, renumbered, turned
 
 # Rows up to which every device has a level whole, which in pieces would make six exchanges a cycle.
 WHOLE = 50_000
@@ -91,62 +96,99 @@ class Crossing(Operator):
         return PartitionSpec(axis) if self.over.axis == axis else None
 
 
-class Spread:
-    """Puts the levels of a hierarchy of A on A's devices, from the finest down.
+def on_hosts(A: Any, B: Any) -> tuple[Rows, Parts]:
+    """The rows of A by shards, in points of which no shard has a part, and the near-null space of their unknowns.
 
-    Attributes:
-      order: the host's unknowns of the present level in the order of the shards; None: that order.
-      starts: [parts + 1], where the unknowns of each shard begin.
+    Args:
+      A: ShardedMatrix.
+      B: [n, k] in the user's order; None: a constant for each unknown of a point.
+
+    Raises:
+      ValueError: an entry that is not finite, a zero on the diagonal, or as `checks.near_null`; in every process.
     """
+    over, exact = A.range.over, np.dtype(np.complex128 if A.dtype.kind == "c" else np.float64)
+    held, starts = pieces(A, exact), over.starts
+    unknowns = {k: np.arange(*starts[k : k + 2]) for k in over.mine}
+    if A.range.route is not None:
+        unknowns = {k: a[: over.counts[k]] for k, a in over.on_host(type(A.range).unknowns(A.range)).items()}
+    cut = Cut(starts, over)
+    cut.each(lambda S, ends: checks.entries(S, int(ends[0]), A.range.route is None), held, cut.bounds)
+    block = getattr(A.shards.blocks[0], "block_shape", None)
+    sizes = cut.each(lambda S, ends, u: checks.block_sizes(S, ends[0], u, block), held, cut.bounds, unknowns)
+    b = next((b for b in checks.BLOCKS if A.shape[0] % b == 0 and all(b in of for of in cut.of_all(sizes))), 1)
+    per = block[0] if block else b  # unknowns of a point, even where their order parts them
+    if B is None:
+        near = {k: np.eye(per, dtype=exact)[u % per] for k, u in unknowns.items()}
+    elif isinstance(B, jax.Array):
+        B = checks.near_null(B, A.shape[0], exact)
+        entered = A.domain.enter(A.domain.accept(B))
+        entered = jax.device_put(
+            entered, NamedSharding(over.mesh, PartitionSpec(over.axis))
+        )  # all columns in each piece
+        near = {k: a[: over.counts[k]].astype(exact) for k, a in over.on_host(entered).items()}
+    else:
+        B = checks.near_null(np.asarray(B), A.shape[0], exact)
+        near = {k: B[u].astype(exact) for k, u in unknowns.items()}
+    cut.each(lambda B: checks.finite(B, "B"), near)
+    whole = Cut((starts + b // 2) // b * b, over)
+    points = Cut(whole.starts // b, over)
+    held, near = (recut({k: S for k, S in of.items()}, cut, whole) for of in (held, near))
+    held = points.each(lambda S, ends: _in_points(S, b, ends, A.shape[0]), held, points.bounds)
+    return Rows.of(held, points), near
+
+
+def _in_points(S: Any, b: int, ends: tuple[int, int], width: int) -> Any:
+    """Rows in CSR as BSR, whose columns stay numbered through all shards."""
+    if b == 1:
+        return aggregation.points(S, 1)
+    halo = needed(S.indices // b, *ends)
+    names, point = np.concatenate([np.arange(*ends), halo]), S.indices // b
+    inside = (point >= ends[0]) & (point < ends[1])
+    place = np.where(inside, point - ends[0], ends[1] - ends[0] + np.searchsorted(halo, point))
+    local = scipy.sparse.csr_array((S.data, b * place + S.indices % b, S.indptr), shape=(S.shape[0], b * len(names)))
+    local = aggregation.points(local, b)
+    return renumbered(local, names[local.indices], width // b, False)
+
+
+class Spread:
+    """Puts the levels of a hierarchy of A on A's devices, from the finest down; those in shards, and the whole ones."""
 
     def __init__(self, A: Any, dtype: Any, format_of: Callable[[Any], str]):
-        """Begins at the finest level.
-
+        """
         Args:
           A: ShardedMatrix.
           dtype: of the entries.
           format_of: gives the format of a matrix of SciPy.
         """
-        self.A, self.dtype, self.format_of = A, dtype, format_of
-        self.order = None if A.range.route is None else users_unknowns(A.range)
-        self.starts = A.range.over.starts
+        self.A, self.dtype, self.format_of, self.whole = A, dtype, format_of, WHOLE
 
-    def takes(self, level: Level, k: int) -> bool:
-        """Whether level k lies in pieces."""
-        return k == 0 or level.A.shape[0] > WHOLE
-
-    def __call__(self, level: Level, k: int) -> Level:
-        """Level k, in pieces.
-
-        Raises:
-          ValueError: the processes have made different levels.
-        """
-        self.A._agree(level=(k, level.P.shape, level.A.nnz, level.P.nnz))
-        order, starts = self.order, self.starts
-        R, P = _reordered(level.R, None, order), _reordered(level.P, order, None)
+    def __call__(self, step: Step, k: int) -> Level:
+        """Level k, in pieces."""
+        A, P, (b, c) = step.A, step.P, (step.A.S[min(step.A.S)].blocksize[0], step.R[min(step.R)].blocksize[0])
+        made, coarse = Cut(A.halo.cut.starts * b, A.halo.cut.over), P.halo.cut.starts * c
         if k:
-            stored = self._placed(_reordered(level.A, order, order), starts, starts)
+            stored, cut = self._placed(_canonical(A), made.starts, made.starts), made
         else:
             stored = (self.A if self.A.dtype == self.dtype else self.A.astype(self.dtype)).in_basis
-        over = stored.range.over
-        if P.shape[1] <= WHOLE:
-            columns = {p: _columns(R, *starts[p : p + 2], over.size) for p in over.mine}
-            rows = {p: P[starts[p] : starts[p + 1]] for p in over.mine}
-            R = self._crossing(columns, R.shape[0], True, over)
-            P = self._crossing(rows, over.size, False, over)
+            cut = made._replace(starts=self.A.range.over.starts)
+        over, up = stored.range.over, recut(_canonical(P), made, cut)
+        if P.shape[1] <= self.whole:
+            back = up
+            if step.halo is not P.halo:
+                adjoint = A.halo.cut.each(aggregation.adjoint, step.R)
+                back = recut(_canonical(Rows(adjoint, step.halo, 0, A.points)), made, cut)
+            columns = {p: _columns(S.conj().T.tocsr(), 0, S.shape[0], over.size) for p, S in back.items()}
+            R, P = self._crossing(columns, P.shape[1], True, over), self._crossing(up, over.size, False, over)
         else:
-            middle = R.indices[np.minimum((R.indptr[:-1] + R.indptr[1:]) // 2, R.nnz - 1)]
-            owner = np.searchsorted(starts, middle, side="right") - 1
-            self.order = np.argsort(owner, kind="stable")
-            self.starts = np.append(0, np.cumsum(np.bincount(owner, minlength=len(starts) - 1)))
-            R = self._placed(_reordered(R, self.order, None), self.starts, starts)
-            P = self._placed(_reordered(P, None, self.order), starts, self.starts)
-        d = level.inverse_diagonal if order is None else level.inverse_diagonal[order]
-        pieces = {p: np.pad(d[starts[p] : starts[p + 1]], (0, over.size - over.counts[p])) for p in over.mine}
+            R = turned(_in_all_columns(step), step.halo, A.halo.cut)
+            R = self._placed(_canonical(R), coarse, cut.starts)
+            P = self._placed(up, cut.starts, coarse)
+        pieces = recut(step.inverse_diagonal, made, cut)
+        pieces = {p: np.pad(d, (0, over.size - len(d))) for p, d in pieces.items()}
         narrow = jnp.finfo(jnp.promote_types(self.dtype, jnp.float32)).dtype
-        kind = jnp.promote_types(narrow, np.complex64) if d.dtype.kind == "c" else narrow
+        kind = jnp.promote_types(narrow, np.complex64) if pieces[min(pieces)].dtype.kind == "c" else narrow
         d = over.spread(pieces).reshape(-1).astype(kind)
-        return Level(stored, R, P, d, jnp.asarray(level.recurrence, narrow))
+        return Level(stored, R, P, d, jnp.asarray(step.recurrence, narrow))
 
     def finished(self, M: Any, definite: bool) -> tuple[Any, bool]:
         """The `Multigrid` M with its other levels and the coarsest inverse whole on every device.
@@ -165,17 +207,37 @@ class Spread:
         M = dataclasses.replace(M, levels=levels, coarse_inverse=inverse, order=self.A.domain, whole=len(below))
         return M, definite
 
-    def _placed(self, S: Any, rows: np.ndarray, columns: np.ndarray) -> Any:
+    def _placed(self, S: Parts, rows: np.ndarray, columns: np.ndarray) -> Any:
         """The matrix with its rows and columns cut at these places, between vectors in pieces."""
-        made = assemble(lambda p: S[rows[p] : rows[p + 1]], rows, columns, self.A.range.over.axis, self._request(S))
+        made = assemble(S.__getitem__, rows, columns, self.A.range.over.axis, self._request(S))
         return dataclasses.replace(made, is_entered=True)
 
-    def _crossing(self, parts: dict[int, Any], n_rows: int, down: bool, over: Any) -> Crossing:
-        request = self._request(next(iter(parts.values())))
-        return Crossing(over.spread(in_one_format(parts, n_rows, request)[0]), over, down)
+    def _crossing(self, parts: Parts, n_rows: int, down: bool, over: Any) -> Crossing:
+        return Crossing(over.spread(in_one_format(parts, n_rows, self._request(parts))[0]), over, down)
 
-    def _request(self, S: Any) -> Request:
-        return _request(self.A, self.dtype, self.format_of(S))
+    def _request(self, parts: Parts) -> Request:
+        cut = Cut(self.A.range.over.starts, self.A.range.over)
+        formats = cut.of_all(cut.each(self.format_of, parts))
+        return _request(self.A, self.dtype, "auto" if "auto" in formats else formats[0])
+
+
+def _canonical(A: Rows) -> Parts:
+    """The rows in canonical CSR, whose columns are numbered through all shards."""
+
+    def canonical(S: Any) -> Any:
+        S = csr(S.sorted_indices())
+        S.has_canonical_format = True
+        return S
+
+    return A.halo.cut.each(canonical, A.named())
+
+
+def _in_all_columns(step: Step) -> Parts:
+    """R with columns that are numbered through all shards."""
+    cut = step.A.halo.cut
+    return cut.each(
+        lambda R, ends: renumbered(R, R.indices + np.int64(ends[0]), int(cut.starts[-1]), False), step.R, cut.bounds
+    )
 
 
 def crossings(A: Any, W: Any, dtype: Any) -> tuple[Crossing, Crossing]:
@@ -199,19 +261,6 @@ def crossings(A: Any, W: Any, dtype: Any) -> tuple[Crossing, Crossing]:
 
 def _request(A: Any, dtype: Any, format: str) -> Request:
     return Request(A.range.over.mesh, "overlap", format, {}, Target(np.dtype(dtype), A.backend, None))
-
-
-def _reordered(S: Any, rows: np.ndarray | None, columns: np.ndarray | None) -> Any:
-    """S in canonical CSR with its rows and columns in these orders; None: as they are."""
-    S = scipy.sparse.csr_array(S)
-    S = S if rows is None else S[rows]
-    if columns is not None:
-        place = np.empty(columns.size, S.indices.dtype)
-        place[columns] = np.arange(columns.size)
-        S = scipy.sparse.csr_array((S.data, place[S.indices], S.indptr), shape=S.shape)
-    S.sort_indices()
-    S.has_canonical_format = True
-    return S
 
 
 def _columns(S: Any, start: int, stop: int, width: int) -> Any:

@@ -197,7 +197,7 @@ def subdomains(B: Any, parts: Any) -> Any:
         raise ValueError("parts are all negative, so that no point is in a subdomain")
     agg, count = np.maximum(agg - outside, -1).astype(np.int32), len(known) - outside
     Q, _ = aggregation.tentative(agg, count, np.ascontiguousarray(B, np.result_type(B, np.float64)))
-    W = aggregation.placed(agg, count, Q).tocsr()
+    W = aggregation.placed(agg, count, Q.reshape(parts.size, -1, B.shape[1])).tocsr()
     W = W[:, np.bincount(W.indices, np.abs(W.data), minlength=W.shape[1]) > 0]
     W.eliminate_zeros()
     return W

@@ -30,7 +30,7 @@ from jaxsparse_fmt._dtypes import floating_dtype, requested_dtype
 from jaxsparse_fmt._progress import staged
 from jaxsparse_fmt._pytrees import exportable, pytree
 from jaxsparse_fmt._text import readable_bytes
-from jaxsparse_fmt._tracing import concrete, is_on_cpu, standard_promotion
+from jaxsparse_fmt._tracing import concrete, standard_promotion
 from jaxsparse_fmt.convert import from_scipy
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis, Operator
@@ -40,11 +40,11 @@ from solvers.core.operators import operand
 from solvers.core.space import HERE, norm
 from solvers.precond import _checks as checks
 from solvers.precond import _device_hierarchy, _hierarchy
-from solvers.precond._cycles import Level, cycled
+from solvers.precond._cycles import DEGREE, Level, cycled, recurrence
+from solvers.precond._rows import Rows, of_one_shard
 
 CHECKED = 6  # cycles whose growth warns
 MAX_COARSE = 500
-BYTES = 60  # of the host, for each entry of A, while the set-up runs
 LONG = 8  # times the mean: longer rows delay csr's product
 
 
@@ -158,7 +158,7 @@ def multigrid(
     B: Any = None,
     *,
     cycle: str = "V",
-    degree: int = _hierarchy.DEGREE,
+    degree: int = DEGREE,
     theta: float = 0.08,
     dtype: Any = None,
     max_coarse: int | None = None,
@@ -176,8 +176,8 @@ def multigrid(
     Args:
       A: [n, n] matrix of jaxsparse_fmt or scipy.sparse. The unknowns of a point are numbered together. A BSR matrix
         has one block for them; of another matrix the largest dense blocks are taken, so pass a system whose blocks have
-        holes as BSR, `S.tobsr((b, b))`. If A is sharded, each process gathers it and sets up all levels, the large ones
-        on a GPU as above; each device gets its rows of them. The finest level keeps the format of a jaxsparse matrix,
+        holes as BSR, `S.tobsr((b, b))`. If A is sharded, each process coarsens the rows of its own devices, and only
+        rows of halos travel; no process holds more. The finest level keeps the format of a jaxsparse matrix,
         unless that format sorts rows, and shares its arrays if the dtype is the same.
       B: [n, k], the near-null space: columns that A maps almost to zero, except at boundaries. In elasticity
         `gallery.rigid_body_modes(points)`. None takes a constant for each unknown of a point.
@@ -219,56 +219,48 @@ def multigrid(
         return min(most, max(50, int((A.nnz / 10) ** 0.5)))
 
     settings = cycle, degree, dtype
-    one, S, spread = A, None, None  # A on one device and on the host, and what puts levels on several devices
     if checks.is_sharded(A):
-        from jaxsparse_fmt.distributed.entries import vector_to_host  # a tenth of a second for one device
-
         checks.untraced(A)
         A._check_users_order("multigrid")
         A._agree(B=B, cycle=cycle, theta=theta, degree=degree, dtype=_stored(A, dtype), max_coarse=most)
-        if A.shape[0] <= most and not arguments.is_addressable(A):
-            raise ValueError(f"A has {A.shape[0]} rows on several processes; pass max_coarse= below that number")
-        cure = "take precond.schwarz(A, precond.multigrid), which sets up the block of each device by itself"
-        arguments.check_free_memory(BYTES * A.nnz, "A and its levels on the host", cure, arguments.memory.of_host)
-        B = None if B is None else np.asarray(B if arguments.is_addressable(B) else vector_to_host(A.domain, B))
-        S = checks.host(A)
-        if _device_hierarchy.is_sized(A) and not is_on_cpu(jax.tree.leaves(A)[0]):
-            one = from_scipy(S, "csr")
         if A.shape[0] > most:
-            from solvers.precond._sharded import Spread  # with the code for many devices
+            from solvers.precond import _sharded  # a tenth of a second for one device
 
-            spread = Spread(A, _stored(A, dtype), _format)
-    if _device_hierarchy.serves(one, B):
-        keep = functools.partial(_level, A, degree, _stored(A, dtype), spread is not None)
+            rows, near = _sharded.on_hosts(A, B)
+            coarsening = _hierarchy.Aggregation(near, theta, coarsest(A))
+            spread = _sharded.Spread(A, _stored(A, dtype), _format)
+            return _examined(*_built(A, rows, coarsening, *settings, spread=spread))
+        if not arguments.is_addressable(A):
+            raise ValueError(f"A has {A.shape[0]} rows on several processes; pass max_coarse= below that number")
+    if _device_hierarchy.serves(A, B):
+        keep = functools.partial(_level, A, degree, _stored(A, dtype))
         with concrete(), jax.enable_x64(True):  # in float64, as on the host
-            large = _device_hierarchy.large_levels(one, B, theta, coarsest(A), keep)
+            large = _device_hierarchy.large_levels(A, B, theta, coarsest(A), keep)
         if large is not None:
-            S, coarsening, start = large
-            return _examined(*_built(A, S, coarsening, *settings, start, spread))
-    S = checks.host(A) if S is None else S
+            rows, coarsening, start = large
+            return _examined(*_built(A, rows, coarsening, *settings, start))
+    S = checks.host(A)
     b = checks.block_size(A, S)
     near = np.tile(np.eye(b, dtype=S.dtype), (S.shape[0] // b, 1))
     if B is not None:
         B = checks.near_null(np.asarray(B), S.shape[0], S.dtype)
         checks.finite(B, "B")
         near = np.ascontiguousarray(B, S.dtype)
-    coarsening = _hierarchy.Aggregation(near, b, theta, coarsest(S))
-    return _examined(*_built(A, S, coarsening, *settings, spread=spread))
+    coarsening = _hierarchy.Aggregation({0: near}, theta, coarsest(S))
+    return _examined(*_built(A, of_one_shard(S, b), coarsening, *settings))
 
 
-def _level(A: Any, degree: int, dtype: Any, fetched: bool, made: _device_hierarchy.Made, k: int) -> Level:
-    """Level k in its formats, from what the accelerator made; or with matrices of SciPy, if it is to be `fetched`."""
+def _level(A: Any, degree: int, dtype: Any, made: _device_hierarchy.Made, k: int) -> Level:
+    """Level k in its formats, from what the accelerator made."""
     S, R, P, inverse = made.arrays()
-    step = Level(S, R, P, inverse, _hierarchy.recurrence(degree, made.upper))
+    step = Level(S, R, P, inverse, recurrence(degree, made.upper))
     _check_fits(made.largest, dtype, k)
-    if fetched:
-        return Level(S.to_scipy(), R.to_scipy(), P.to_scipy(), np.asarray(inverse), step.recurrence)
     return _on_device(step, A, dtype, k)
 
 
 @arguments.door
 def multigrid_from(
-    levels: Any, A: Any = None, *, cycle: str = "V", degree: int = _hierarchy.DEGREE, dtype: Any = None
+    levels: Any, A: Any = None, *, cycle: str = "V", degree: int = DEGREE, dtype: Any = None
 ) -> Multigrid:
     """Multigrid with levels made elsewhere: the smoother, the cycle and the rest are those of `multigrid`.
 
@@ -287,7 +279,7 @@ def multigrid_from(
     A = coarsening.levels[0].A if A is None else A
     if checks.is_sharded(A):
         raise ValueError("levels made elsewhere lie on one device; gather A by from_scipy(A.to_scipy())")
-    return _examined(*_built(A, checks.host(A), coarsening, cycle, degree, dtype), 4)
+    return _examined(*_built(A, of_one_shard(checks.host(A)), coarsening, cycle, degree, dtype), 4)
 
 
 def _checked(cycle: str, degree: Any) -> int:
@@ -302,7 +294,7 @@ def _stored(A: Any, dtype: Any) -> Any:
 
 def _built(
     A: Any,
-    S: Any,
+    rows: Rows,
     coarsening: Any,
     cycle: str,
     degree: int,
@@ -310,24 +302,24 @@ def _built(
     start: _hierarchy.Start | None = None,
     spread: Any = None,
 ) -> tuple[Multigrid, bool]:
-    """The preconditioner of A, which is S on the host or, after the levels of `start`, its coarse matrix there; and
-    whether it looked definite. `spread` puts the large levels on several devices.
+    """The preconditioner of A, whose rows, or those of its coarse matrix after the levels of `start`, are on hosts; and
+    whether it looked definite. `spread` puts the levels in shards on their devices.
     """
     stored = _stored(A, dtype)
 
-    def keep(step: Level, k: int) -> Level:
-        largest = _hierarchy.largest(step.A.data), _hierarchy.largest(step.inverse_diagonal)
-        _check_fits(largest, stored, k)
-        if spread is not None and spread.takes(step, k):
+    def keep(step: _hierarchy.Step, k: int) -> Level:
+        sizes = step.A.each(lambda S, d: (_hierarchy.largest(S.data), _hierarchy.largest(d)), step.inverse_diagonal)
+        of_A, of_inverse = zip(*step.A.halo.cut.of_all(sizes), strict=True)
+        _check_fits((max(of_A), max(of_inverse)), stored, k)
+        if step.A.halo.cut.over is not None:
             return spread(step, k)
-        return _on_device(step, A, stored, k)
+        one = Level(step.A.S[0], step.R[0], step.P.S[0], step.inverse_diagonal[0], step.recurrence)
+        return _on_device(one, A, stored, k)
 
-    if spread is not None and start is not None:
-        start = start._replace(levels=[keep(level, k) for k, level in enumerate(start.levels)])
-    built = _hierarchy.build(S, coarsening, degree, keep, start)
+    built = _hierarchy.build(rows, coarsening, degree, keep, start, 0 if spread is None else spread.whole)
     checks.fits(_hierarchy.largest(built.coarse_inverse), stored, "the inverse of the coarsest level")
     inverse = jnp.asarray(built.coarse_inverse, stored)
-    symmetric = built.hermitian and S.dtype.kind == "f"
+    symmetric = built.hermitian and built.coarse_inverse.dtype.kind == "f"
     M = Multigrid(tuple(built.levels), inverse, cycle, symmetric)
     return (M, built.definite) if spread is None else spread.finished(M, built.definite)
 

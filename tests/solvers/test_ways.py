@@ -76,6 +76,24 @@ def fails(*_):
     raise ValueError("fails")
 
 
+def test_a_sharded_matrix_gets_multigrid_where_the_estimate_says_so(monkeypatch):
+    module = sys.modules["solvers.ways"]
+    found = {}
+    kept = module.estimate
+
+    def dear_steps(way, facts):
+        found[way.name] = kept(way, facts)
+        return module.Trial(way, 0.1 * way.has_set_up, 1e-2)
+
+    monkeypatch.setattr(module, "estimate", dear_steps)
+    S, mesh = jsf.gallery.poisson(60, dim=2), jax.sharding.Mesh(np.array(jax.devices()[:2]), ("rows",))
+    b = np.random.default_rng(0).standard_normal(S.shape[0])
+    sol = solve(jsf.shard(S, mesh, format="csr"), b)
+    assert sol.success and sol.method == "cg with multigrid" and residual(S, b, sol.x) <= 1e-6, sol.tried
+    assert found["cg with block_jacobi"].step < found["cg with multigrid"].step
+    assert 0 < found["cg with block_jacobi"].set_up < found["cg with multigrid"].set_up
+
+
 @pytest.mark.parametrize("method", [CG, MINRES, gmres(30)], ids=["cg", "minres", "gmres"])
 def test_a_solve_goes_on_while_its_rate_predicts_an_end_within_the_budget(method):
     A = jsf.from_scipy(jsf.gallery.poisson(20, dim=2))

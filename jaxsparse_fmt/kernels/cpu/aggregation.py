@@ -26,11 +26,17 @@ def points(A: Matrix, b: int) -> Matrix:
     return A
 
 
-def strength(A: Matrix, theta: float) -> np.ndarray:
-    """Whether each coupling of two points is strong [blocks]; that of a point with itself is."""
+def roots(A: Matrix) -> np.ndarray:
+    """The square root of the size of each block on the diagonal [points]."""
+    row, root = _rows(A), np.zeros(A.indptr.size - 1)
+    diagonal = row == A.indices
+    root[row[diagonal]] = np.sqrt(_sizes(A)[diagonal])
+    return root
+
+
+def strength(A: Matrix, root: np.ndarray, theta: float) -> np.ndarray:
+    """Whether each coupling of two points is strong [blocks]; that of a point with itself is. `root` is by column."""
     size, row = _sizes(A), _rows(A)
-    diagonal, root = row == A.indices, np.zeros(A.indptr.size - 1)
-    root[row[diagonal]] = np.sqrt(size[diagonal])
 
     def strong(size: np.ndarray, row: np.ndarray, col: np.ndarray) -> tuple[np.ndarray]:
         return ((row == col) | (size >= theta * root[row] * root[col]),)
@@ -39,21 +45,29 @@ def strength(A: Matrix, theta: float) -> np.ndarray:
 
 
 def aggregates(A: Matrix, chosen: np.ndarray) -> tuple[np.ndarray, int]:
-    """The aggregate of each point [points] int32, -1 without strong neighbours, and the number of aggregates."""
+    """The aggregate of each point [points] int32, -1 without strong neighbours, and the number of aggregates.
+
+    Couplings in columns after the rows' own are those with points elsewhere, which are in no aggregate here. A point
+    that no other one couples strongly is an aggregate by itself: smoothers do not see what it has in common with them.
+    """
     n, row = A.indptr.size - 1, _rows(A)
+    beyond = np.unique(row[chosen & (A.indices >= n)])
+    chosen = chosen & (A.indices < n) if beyond.size else chosen
     others = np.append(0, np.cumsum(chosen & (row != A.indices)))  # strong couplings up to a block
     agg, count = np.full(n, -1, np.int32), np.zeros(1, np.int64)
     over_rows(aggregate, n, 0, others[A.indptr], A.indices[np.diff(others) > 0], agg, count, rows=n)
-    return agg, int(count[0])
+    alone = beyond[agg[beyond] < 0]
+    agg[alone] = count[0] + np.arange(alone.size)
+    return agg, int(count[0]) + alone.size
 
 
-def left_over(A: Matrix, agg: np.ndarray) -> bool:
-    """Whether most points are in no aggregate, though their couplings sum up to more than half their diagonal."""
-    if 2 * np.sum(agg < 0) <= agg.size:
-        return False
+def left_over(A: Matrix, agg: np.ndarray) -> int:
+    """The points that are in no aggregate, though their couplings sum up to more than half their diagonal."""
+    if not np.any(agg < 0):
+        return 0
     size, row = _sizes(A), _rows(A)
     coupled = np.bincount(row, np.where(row == A.indices, -0.5, 1) * size, agg.size) > 0
-    return bool(2 * np.sum(coupled & (agg < 0)) > agg.size)
+    return int(np.sum(coupled & (agg < 0)))
 
 
 def tentative(
@@ -63,7 +77,7 @@ def tentative(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Q [n, k] and R [count·k, k] with B = Q·R: Q is orthonormal on each aggregate and zero elsewhere."""
     (n, k), inside = B.shape, np.flatnonzero(agg >= 0)
-    b, inside = n // agg.size, inside[np.argsort(agg[inside], kind="stable")]
+    b, inside = n // max(agg.size, 1), inside[np.argsort(agg[inside], kind="stable")]
     rows = (b * inside[:, None] + np.arange(b)).ravel()  # unknown by unknown, aggregate by aggregate
     first = b * np.append(0, np.cumsum(np.bincount(agg[inside], minlength=count)))
     Q, inner, R = np.zeros_like(B), B[rows], np.zeros((count * k, k), B.dtype)
@@ -75,12 +89,12 @@ def tentative(
 def placed(
     agg: np.ndarray,  # [points]
     count: int,
-    Q: np.ndarray,  # [n, k]
+    Q: np.ndarray,  # [points, b, k]
 ) -> Matrix:
     """T [n, count·k], which holds the rows of Q in the columns of their aggregates."""
-    (n, k), inside = Q.shape, agg >= 0
-    blocks = Q.reshape(agg.size, -1, k)[inside], agg[inside], np.append(0, np.cumsum(inside))
-    return scipy.sparse.bsr_array(blocks, shape=(n, max(count, 1) * k))
+    (n, b, k), inside = Q.shape, agg >= 0
+    blocks = Q[inside], agg[inside], np.append(0, np.cumsum(inside))
+    return scipy.sparse.bsr_array(blocks, shape=(n * b, count * k))
 
 
 def lumped(A: Matrix, chosen: np.ndarray) -> np.ndarray:
@@ -91,13 +105,15 @@ def lumped(A: Matrix, chosen: np.ndarray) -> np.ndarray:
 def prolongation(
     A: Matrix,
     chosen: np.ndarray,  # [blocks] the couplings that are not lumped
-    T: Matrix,
+    T: Matrix,  # of all columns of A, those of its rows first
     scale: np.ndarray,  # [n]
 ) -> Matrix:
     """P = T - diag(scale)·A'·T."""
     step = _multiplied(scipy.sparse.bsr_array((A.data, lumped(A, chosen), A.indptr), shape=A.shape), T)
-    step.data *= scale.reshape(A.indptr.size - 1, -1, 1)[_rows(step)]
-    P = T - step
+    step.data *= scale.reshape(-1, A.blocksize[0], 1)[_rows(step)]
+    end = T.indptr[A.indptr.size - 1]
+    own = T.data[:end], T.indices[:end], T.indptr[: A.indptr.size]
+    P = scipy.sparse.bsr_array(own, shape=step.shape) - step
     P.sort_indices()
     return P
 
@@ -130,7 +146,7 @@ def _multiplied(A: Matrix, *others: Matrix, most: float = np.inf) -> Any:
         product.sort_indices()
         made[begin] = product.data, product.indices, np.diff(product.indptr)
 
-    in_threads(multiply, itertools.pairwise(cuts))
+    in_threads(multiply, itertools.pairwise(cuts if len(cuts) > 1 else [0, 0]))
     data, col, lengths = (np.concatenate(a) for a in zip(*(made[begin] for begin in sorted(made)), strict=True))
     if col.size > most:
         return None

@@ -1,7 +1,5 @@
 """Multigrid's set-up on an accelerator, whose programs run on any device: its levels serve as well as the host's."""
 
-import sys
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +9,6 @@ import scipy.sparse as sp
 import jaxsparse_fmt as jsf
 from solvers.precond import _device_hierarchy, _device_programs
 from solvers.precond.multigrid import multigrid
-from tests.distributed.problems import MESH
 from tests.solvers.precond.operators import random_vector, scipy_iterations, trilinear
 
 
@@ -128,14 +125,3 @@ def test_the_host_makes_what_the_accelerator_cannot(name, there):
     )
     M = multigrid(jsf.from_scipy(S), max_coarse=50)
     assert M.symmetric == (name == "blocks") and (name == "flow" or M.sizes[1][0] % 2 == 0)
-
-
-def test_what_one_accelerator_sets_up_is_spread_over_several(there, monkeypatch):
-    S = jsf.gallery.poisson(16)
-    alone = multigrid(jsf.from_scipy(S, "csr"), max_coarse=100)
-    monkeypatch.setattr(sys.modules["solvers.precond.multigrid"], "is_on_cpu", lambda a: False)
-    monkeypatch.setattr("solvers.precond._sharded.WHOLE", 100)
-    M = multigrid(jsf.shard(S, MESH, format="csr"), max_coarse=100)
-    assert M.sizes == alone.sizes and M.whole < len(M.levels)
-    v = random_vector(16**3)
-    np.testing.assert_allclose(M @ v, alone @ v, rtol=0, atol=1e-10 * np.abs(alone @ v).max())
