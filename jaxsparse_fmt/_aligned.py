@@ -21,8 +21,11 @@ def aligned(a: np.ndarray, dtype: Any = None) -> np.ndarray:
 
 
 def empty_aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """As `np.empty`, at an address that JAX on a CPU takes."""
-    nbytes = math.prod(shape) * np.dtype(dtype).itemsize
-    octets = np.empty(nbytes + ALIGNMENT, np.uint8)
-    begin = -octets.ctypes.data % ALIGNMENT
-    return octets[begin : begin + nbytes].view(dtype).reshape(shape)
+    """As `np.empty`, at an address that JAX on a CPU takes.
+
+    It is a view of a few numbers more: SciPy copies arrays whose base has twice as many, such as one of bytes.
+    """
+    size, itemsize = math.prod(shape), np.dtype(dtype).itemsize
+    numbers = np.empty(size + ALIGNMENT // itemsize, dtype)
+    begin = -numbers.ctypes.data % ALIGNMENT // itemsize
+    return numbers[begin : begin + size].reshape(shape)

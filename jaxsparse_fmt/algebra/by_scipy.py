@@ -1,6 +1,7 @@
-"""Operations on matrices at hand on the host, by SciPy: sums and products by pieces of rows on all cores, and slices.
+"""Operations on matrices at hand on the host: sums, products and slices, by compiled kernels, or few entries by SciPy.
 
-SciPy drops the zeros of a result; here they stay entries, as in plans.
+SciPy, by pieces of rows on all cores, also serves where Numba is not installed. It drops the zeros of a result; here
+they stay entries, as in plans.
 """
 
 import contextlib
@@ -18,6 +19,7 @@ from jaxsparse_fmt._dtypes import index_dtype
 from jaxsparse_fmt._tracing import concrete, is_on_cpu, is_traced
 from jaxsparse_fmt._types import CORES, Csr
 from jaxsparse_fmt.formats import building
+from jaxsparse_fmt.kernels.cpu import csr_operations
 from jaxsparse_fmt.kernels.cpu.over_rows import in_threads
 
 PIECE = 2**19  # entries, or products of two, of a piece of a result, for which SciPy takes a millisecond or two
@@ -52,19 +54,35 @@ def crossing(S: Csr, rows: Any, columns: Any) -> Csr:
 
     SciPy counts the entries in the dtype of the indices, and writes beyond its arrays if there are too many.
     """
-    everything = slice(None)
-    if not (isinstance(rows, slice) and rows == everything):
+    n_cols = S.shape[1]
+    if isinstance(rows, slice) and rows.step in (None, 1):
+        begin, end, _ = rows.indices(S.shape[0])
+        S, rows = _rows(S, begin, max(begin, end)), None
+    elif isinstance(rows, slice):
+        rows = np.arange(S.shape[0])[rows]
+    if rows is not None:
         building.check_result(int(np.sum(S.indptr[1:][rows] - S.indptr[:-1][rows], dtype=np.int64)))
-        S = S[rows]
-    if not isinstance(columns, slice):
-        times = np.bincount(columns, minlength=S.shape[1])
-        building.check_result(int(np.sum(times[S.indices], dtype=np.int64)))
-    return sorted_rows(S if isinstance(columns, slice) and columns == everything else S[:, columns])
+    elif isinstance(columns, slice) and columns == slice(None):
+        return S
+    taken = np.arange(n_cols)[columns]
+    if csr_operations.serves(S) and np.all(taken[1:] > taken[:-1]):
+        number = np.zeros(0, np.int32)
+        if taken.size < n_cols:
+            number = np.full(n_cols, -1, np.int32)
+            number[taken] = np.arange(taken.size)
+        rows = np.arange(S.shape[0]) if rows is None else np.asarray(rows, np.int64)
+        return csr_operations.crossed(S, rows, number, taken.size)
+    S = S if rows is None else S[rows]
+    times = np.bincount(taken, minlength=n_cols)
+    building.check_result(int(np.sum(times[S.indices], dtype=np.int64)))
+    return sorted_rows(S[:, columns])
 
 
 def product(S: Csr, R: Csr) -> Csr:
     """S @ R in canonical order."""
     _check_product(S, R)
+    if csr_operations.serves(S, R):
+        return csr_operations.product(S, R)
     work = S.nnz * (R.nnz // max(R.shape[0], 1) + 1)
     cancelled: list[int] = []  # first rows of the pieces in which a sum is 0
 
@@ -106,6 +124,8 @@ def combined(f: Callable[[Any, Any], Any], places: Callable[[Any, Any], Any], S:
 
     `places` has f's pattern and no zeros on matrices of ones, such as add for subtract.
     """
+    if csr_operations.serves(S, R) and f in csr_operations.OPERATIONS:
+        return csr_operations.combined(f, S, R)
 
     def piece(begin: int, end: int) -> Csr:
         rows = _rows(S, begin, end), _rows(R, begin, end)

@@ -229,7 +229,7 @@ def csr_arrays(A: Any) -> CsrArrays:
     if not at_hand(A):
         return _csr_by_program(A)
     with concrete():
-        S = A.to_scipy()
+        S = A._read_only()
     arrays = S.data.astype(A.dtype, copy=False), S.indices, S.indptr.astype(index_dtype(A.nnz), copy=False)
     data, indices, indptr = _put_all(arrays, A)
     return CsrArrays(data, indices, indptr, A.shape)

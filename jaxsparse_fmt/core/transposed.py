@@ -13,6 +13,7 @@ from jaxsparse_fmt._types import Array, Csr, CsrArrays
 from jaxsparse_fmt.core import entry_index
 from jaxsparse_fmt.core.basis import Basis
 from jaxsparse_fmt.core.scipy_names import OnOneDevice
+from jaxsparse_fmt.kernels.cpu import csr_operations
 
 
 @pytree
@@ -121,6 +122,8 @@ class Transposed(OnOneDevice):
 
     def csr_arrays(self) -> CsrArrays:
         """`data`, `indices` and `indptr` of the transpose, as `SparseMatrix.csr_arrays`."""
+        if entry_index.at_hand(self.A):
+            return entry_index.csr_arrays(self)
         return entry_index.transposed(self.A.csr_arrays(), entry_index.of_transpose(self.A).place)[0]
 
     def asformat(self, name: str, *, max_bytes: int | None = None, **layout: Any) -> Any:
@@ -141,7 +144,8 @@ class Transposed(OnOneDevice):
         return scipy.sparse.csr_array(self.A.to_scipy().T)
 
     def _read_only(self) -> Csr:
-        return scipy.sparse.csr_array(self.A._read_only().T)
+        S = self.A._read_only()
+        return csr_operations.transposed(S) if csr_operations.serves(S) else scipy.sparse.csr_array(S.T)
 
     def __repr__(self) -> str:
         return f"{self.A!r}.T"

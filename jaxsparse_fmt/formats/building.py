@@ -214,7 +214,7 @@ def csr_arrays(csr: Csr, dtype: Any) -> tuple[jax.Array, ...]:
     """Copies on the device: values [nnz], col_idx [nnz] int32 and row_ptr [n_rows + 1]."""
     arrays = (csr.data, dtype), (csr.indices, np.int32), (csr.indptr, index_dtype(csr.nnz))
     if namespace(csr.data) is not np:
-        return tuple(jnp.asarray(a, kind) for a, kind in arrays)
+        return tuple(a if a.dtype == kind else jnp.asarray(a, kind) for a, kind in arrays)
     if puts_on_cpu():  # an array of JAX's on a CPU may share NumPy's memory
         return on_device([aligned(a, kind) for a, kind in arrays])
     return jax.block_until_ready(on_device([np.asarray(a, kind) for a, kind in arrays]))

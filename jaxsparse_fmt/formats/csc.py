@@ -22,6 +22,7 @@ from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.base import Array, ByEntries, Pointer, RowIndex, storage_format
 from jaxsparse_fmt.formats.csr import csr_product
 from jaxsparse_fmt.kernels import coordinates, spmv_cpu
+from jaxsparse_fmt.kernels.cpu import csr_operations
 from jaxsparse_fmt.kernels.layout.address import expand_ptr, when_run
 
 
@@ -65,9 +66,10 @@ class CSC(ByEntries):
         building.check_pointers(csr.shape[1], "columns", csr.nnz, target)
         building.check_memory(cls.name, csr.nnz, csr, target)
         if building.namespace(csr.data) is np:
-            csc = csr.tocsc()
+            csc = csr_operations.transposed(csr) if csr_operations.serves(csr) else csr.tocsc()
             values, row_idx, col_ptr = csc.data, csc.indices, csc.indptr
         else:
             values, row_idx, col_ptr = entry_index.transposed(csr)[0]
-        values, row_idx, index = values.astype(target.dtype), row_idx.astype(np.int32), index_dtype(csr.nnz)
-        return building.made(cls, csr, target, values, row_idx=row_idx, col_ptr=col_ptr.astype(index))
+        arrays = (values, target.dtype), (row_idx, np.int32), (col_ptr, index_dtype(csr.nnz))
+        values, row_idx, col_ptr = (a.astype(dtype, copy=False) for a, dtype in arrays)
+        return building.made(cls, csr, target, values, row_idx=row_idx, col_ptr=col_ptr)

@@ -31,6 +31,7 @@ import scipy
 from jax import lax
 from jax.core import Tracer
 
+from jaxsparse_fmt._aligned import empty_aligned
 from jaxsparse_fmt._dtypes import index_dtype
 from jaxsparse_fmt._tracing import is_traced, standard_promotion
 from jaxsparse_fmt._types import Csr, Target
@@ -39,6 +40,7 @@ from jaxsparse_fmt.core.kept import Kept
 from jaxsparse_fmt.formats import building, footprint, statistics
 from jaxsparse_fmt.formats.base import AnyShards, Array, ByRule, Offset, Start, host_places, places_of, storage_format
 from jaxsparse_fmt.kernels import sddmm, spmv, spmv_cpu
+from jaxsparse_fmt.kernels.cpu import csr_operations
 from jaxsparse_fmt.kernels.cpu.over_rows import in_some_piece
 from jaxsparse_fmt.kernels.layout.address import Slices, Starts, take
 from jaxsparse_fmt.kernels.layout.columns import Diagonal, Rule, pack_pattern, unpack_pattern
@@ -210,21 +212,19 @@ def _built_on_host(csr: Csr, target: Target) -> tuple[np.ndarray, Any, Any]:
     offsets = diagonals.astype(np.int64) - (n_rows - 1)
     _check(csr, offsets.size, target)
     n_stored = offsets.size * n_rows
-    # The place at which each diagonal would hold an entry of column 0.
-    start = np.arange(offsets.size) * n_rows - offsets
-    table = None
-    if statistics.fits_table(csr):
-        table = np.zeros(n_rows + n_cols, np.intp)  # the dtype by which NumPy indexes
-        table[diagonals] = start
-    values, full = np.zeros(n_stored, target.dtype), np.zeros((offsets.size, n_rows), bool)
+    values, full = empty_aligned((n_stored,), target.dtype), np.zeros((offsets.size, n_rows), bool)
+    values[...] = 0
+    if csr_operations.serves(csr, dtype=target.dtype) and statistics.fits_table(csr):
+        csr_operations.put_on_diagonals(csr, diagonals, values, full)
+    else:
+        start = np.arange(offsets.size) * n_rows - offsets  # where each diagonal would hold an entry of column 0
 
-    def put(entries: slice, diagonal: np.ndarray) -> None:
-        begin = start[np.searchsorted(diagonals, diagonal)] if table is None else table[diagonal]
-        place = begin + csr.indices[entries]
-        values[place] = csr.data[entries]
-        full.reshape(-1)[place] = True
+        def put(entries: slice, diagonal: np.ndarray) -> None:
+            place = start[np.searchsorted(diagonals, diagonal)] + csr.indices[entries]
+            values[place] = csr.data[entries]
+            full.reshape(-1)[place] = True
 
-    statistics.by_rows(put, csr)
+        statistics.by_rows(put, csr)
     for diagonal, offset in zip(full, offsets.tolist(), strict=True):  # places outside the matrix are not holes
         diagonal[: max(-offset, 0)] = diagonal[max(n_cols - offset, 0) :] = True
     return offsets, values, pack_pattern(full.reshape(-1))[0]

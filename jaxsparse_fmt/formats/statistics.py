@@ -21,6 +21,7 @@ from jaxsparse_fmt._types import Csr
 from jaxsparse_fmt.core.kept import Kept
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.merging import prefix_length
+from jaxsparse_fmt.kernels.cpu import csr_operations
 from jaxsparse_fmt.kernels.cpu.over_rows import FOR_NUMPY, in_threads
 from jaxsparse_fmt.kernels.layout.address import take
 from jaxsparse_fmt.kernels.layout.columns import Blocked, Diagonal
@@ -218,20 +219,11 @@ def occupied(csr: Csr, longest: int = 0) -> np.ndarray:
     """The diagonals that hold an entry, rising, as col − row + n_rows − 1; on a device needs the `longest` row."""
     if building.namespace(csr.data) is jnp:  # the choice of a format asks, and then the conversion
         return _kept.get("occupied", [csr.indices, csr.indptr], lambda: _occupied_on_device(csr, longest))
-    if not fits_table(csr):
-        found: list[np.ndarray] = []
-        by_rows(lambda _, diagonal: found.append(np.unique(diagonal)), csr)
-        return np.unique(np.concatenate([csr.indices[:0], *found]))
-    present, usual = np.zeros(sum(csr.shape), bool), max(round(csr.nnz / max(csr.shape[0], 1)), 1)
-
-    def mark(_: slice, diagonal: np.ndarray) -> None:
-        # Most entries lie on the diagonal of the entry one row before, which a comparison finds in a tenth of the time.
-        others = diagonal[usual:][diagonal[usual:] != diagonal[:-usual]]
-        some = np.concatenate([diagonal[:usual], others])
-        present[some[~present[some]]] = True  # few writes, so that cores share the table
-
-    by_rows(mark, csr)
-    return np.flatnonzero(present)
+    if csr_operations.pays(csr.nnz) and fits_table(csr):
+        return csr_operations.occupied(csr)
+    found: list[np.ndarray] = []
+    by_rows(lambda _, diagonal: found.append(np.unique(diagonal)), csr)
+    return np.unique(np.concatenate([csr.indices[:0], *found]))
 
 
 def _occupied_on_device(csr: Csr, longest: int) -> np.ndarray:
