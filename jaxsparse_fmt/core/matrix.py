@@ -377,6 +377,9 @@ def _not_folded(A: SparseMatrix) -> SparseMatrix:
     """
     if not isinstance(A.values, Tracer):
         return A
+    for name, a in vars(A).items():
+        if isinstance(a, Tracer) and name != "values":
+            return A
     leaves, tree = jax.tree.flatten(A)
     if sum([isinstance(a, Tracer) for a in leaves]) > 1 or not in_trace():
         return A

@@ -44,8 +44,10 @@ def note(A: Any, origin: int, names: Sequence[str]) -> None:
     if not is_changed and given is not None and len(getattr(given.values, "shape", ())) == 1:
         new, old, found = vars(A), vars(given), set()
         for name in names:
-            if new[name] is not old[name] and name != "values":
-                found.add(_mapped(new[name], old[name]))
+            a = new[name]
+            is_argument = isinstance(a, Tracer) and getattr(a, "parent", None) is None  # which no primitive made
+            if a is not old[name] and name != "values" and not is_argument:
+                found.add(_mapped(a, old[name]))
         is_changed = True in found and False not in found
     if is_changed:
         vars(A)["_is_changed"] = True
