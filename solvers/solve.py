@@ -45,25 +45,25 @@ def solve(
     remember: bool = True,
     **settings: Unpack[Keywords],
 ) -> Solution:
-    """Solves A·x = b as an expert would: by the way that costs least, and by the next if that fails.
+    """Solves A·x = b as an expert would: by the strategy that costs least, and by the next one if that fails.
 
-    A way is a method with a preconditioner. `solve` estimates the seconds that each would take on this device. Methods
-    without set-up (`cg`, `minres`, `bicgstab` with a diagonal) are left if their rate of fall predicts a longer solve
-    than by factors, `multigrid` or `ilu`. A singular A gets the shortest least-squares solution, as far as factors or
-    vectors constant on its connected parts show the null space, and LEAST_SQUARES if that does not solve the system. A
-    RuntimeWarning announces a set-up of more than a minute, with its estimate;
-    factors that take more than an hour are left to `direct`.
+    A strategy is a method with a preconditioner. `solve` estimates the seconds that each would take on this device.
+    Methods without set-up (`cg`, `minres`, `bicgstab` with a diagonal) are abandoned if the rate at which the residual
+    falls predicts a longer solve than by factors, `multigrid` or `ilu`. A singular A gets the shortest least-squares
+    solution, as far as factors or vectors constant on its connected parts show the null space, and LEAST_SQUARES if
+    that does not solve the system. A RuntimeWarning announces what is estimated to take more than ten seconds; factors
+    that take more than an hour are left to `direct`.
 
-    A second solve with the same matrix begins with what succeeded, and takes the preconditioner or the factors made
-    then; a matrix with the same pattern (`A.with_data`) begins with the same way. Eight patterns are remembered, with
-    preconditioners of at most 1 GB each, until the arrays of the pattern are freed. Arrays of NumPy, which may change,
-    are not remembered.
+    A second solve with the same matrix begins with what succeeded, and uses the preconditioner or the factors made
+    then; a matrix with the same pattern (`A.with_data`) begins with the same strategy. Eight patterns are remembered,
+    with preconditioners of at most 1 GB each, until the arrays of the pattern are freed. Arrays of NumPy, which may
+    change, are not remembered.
 
-    Inside jit one way is taken when the function is traced, and its status reports a failure: the cheapest of those
-    with a set-up, or of all that suit the hints. A matrix that the function closes over is known; so is the pattern of
-    `A.with_data(data)`. Otherwise `direct` solves up to 3,000 unknowns, through calls of the host, and `gmres` with
-    `ilu` more, unless symmetric=True asks for `minres`, or definite=True for `cg`. A sharded A gets `cg` or `gmres`
-    with `block_jacobi`, or `minres`; a function A `gmres`.
+    Inside jit one strategy is chosen when the function is traced, and its status reports a failure: the cheapest of
+    those with a set-up, or of all that suit the hints. A matrix that the function closes over is known; so is the
+    pattern of `A.with_data(data)`. Otherwise `direct` solves up to 3,000 unknowns, through calls of the host, and
+    `gmres` with `ilu` more, unless symmetric=True asks for `minres`, or definite=True for `cg`. A sharded A gets `cg`
+    with `block_jacobi` or `multigrid`, `minres`, or `gmres` with `block_jacobi`; a function A `gmres`.
 
     Args:
       method: "auto", "cg", "fcg", "minres", "gmres", "bicgstab", "idrs" or "direct".
@@ -79,8 +79,8 @@ def solve(
 
     Returns:
       A `Solution`, differentiable as that of `cg`. Its `method` is for example "cg with multigrid", and `tried` has a
-      line for each way with the reason, the estimate and the outcome. If all fail, x is the best one, and the status is
-      SINGULAR if the factors were and x is no least-squares solution.
+      line for each strategy with the reason, the estimate and the outcome. If all fail, x is the best one, and the
+      status is SINGULAR if the factors were and x is no least-squares solution.
 
     Examples:
       >>> sol = js.solve(A, b, rtol=1e-8)
