@@ -120,8 +120,8 @@ Error *jaxsparse_native(Frame *frame) {
   }
   Int count = sizes->batch * sizes->pieces, threads = 0, done = 0;
   take_huge_pages(result(frame)->data, sizes->batch * sizes->out_bytes + count * sizes->piece_bytes);
-  if (count == 1) {
-    compute(frame, 0);
+  if (count < 2) {
+    if (count) compute(frame, 0);
     return NULL;
   }
   Job *job = malloc(sizeof(Job));

@@ -1,4 +1,4 @@
-; of handler.c, BLAKE2b 01387218193d09e9274f5cea1d1d6809
+; of handler.c, BLAKE2b eadba421ea9cfd2d4270156fabd76b66
 %struct.XLA_FFI_ThreadPool_NumThreads_Args = type { i64, ptr, ptr, ptr }
 %struct.XLA_FFI_ThreadPool_Schedule_Args = type { i64, ptr, ptr, ptr, ptr }
 %struct.XLA_FFI_Error_Create_Args = type { i64, ptr, ptr, i32 }
@@ -85,25 +85,28 @@ if.end28:
   %mul33 = mul nsw i64 %13, %mul
   %add = add nsw i64 %mul33, %mul32
   tail call fastcc void @take_huge_pages(ptr %11, i64 %add)
-  %cmp34 = icmp eq i64 %mul, 1
-  br i1 %cmp34, label %if.then36, label %if.end37
+  %cmp34 = icmp slt i64 %mul, 2
+  br i1 %cmp34, label %if.then36, label %if.end40
 if.then36:
+  %tobool37.not = icmp eq i64 %mul, 0
+  br i1 %tobool37.not, label %cleanup84, label %if.then38
+if.then38:
   tail call fastcc void @compute(ptr %frame, i64 0)
-  br label %cleanup81
-if.end37:
-  %call38 = tail call noalias dereferenceable_or_null(40) ptr @malloc(i64 40)
-  %tobool39.not = icmp eq ptr %call38, null
-  br i1 %tobool39.not, label %if.then40, label %if.end42
-if.then40:
-  %call41 = tail call fastcc ptr @refuse(ptr %frame, ptr @.str.2, i32 8)
-  br label %cleanup81
-if.end42:
+  br label %cleanup84
+if.end40:
+  %call41 = tail call noalias dereferenceable_or_null(40) ptr @malloc(i64 40)
+  %tobool42.not = icmp eq ptr %call41, null
+  br i1 %tobool42.not, label %if.then43, label %if.end45
+if.then43:
+  %call44 = tail call fastcc ptr @refuse(ptr %frame, ptr @.str.2, i32 8)
+  br label %cleanup84
+if.end45:
   store i64 32, ptr %asked, align 8
   %extension_start = getelementptr inbounds i8, ptr %asked, i64 8
   store ptr null, ptr %extension_start, align 8
   %ctx = getelementptr inbounds i8, ptr %asked, i64 16
-  %ctx43 = getelementptr inbounds i8, ptr %frame, i64 24
-  %14 = load ptr, ptr %ctx43, align 8
+  %ctx46 = getelementptr inbounds i8, ptr %frame, i64 24
+  %14 = load ptr, ptr %ctx46, align 8
   store ptr %14, ptr %ctx, align 8
   %num_threads = getelementptr inbounds i8, ptr %asked, i64 24
   store ptr %threads, ptr %num_threads, align 8
@@ -111,69 +114,69 @@ if.end42:
   %15 = load ptr, ptr %api, align 8
   %XLA_FFI_ThreadPool_NumThreads = getelementptr inbounds i8, ptr %15, i64 144
   %16 = load ptr, ptr %XLA_FFI_ThreadPool_NumThreads, align 8
-  %call44 = call ptr %16(ptr %asked)
-  %call45 = call fastcc i32 @fails(ptr %frame, ptr %call44)
+  %call47 = call ptr %16(ptr %asked)
+  %call48 = call fastcc i32 @fails(ptr %frame, ptr %call47)
   %17 = load i64, ptr %threads, align 8
-  %sub46 = add nsw i64 %17, -1
-  %sub47 = add nsw i64 %mul, -1
-  %cond55 = call i64 @llvm.smin.i64(i64 %sub46, i64 %sub47)
-  %add58 = add nsw i64 %cond55, 1
-  store i64 0, ptr %call38, align 8
-  %.compoundliteral.sroa.2.0..sroa_idx = getelementptr inbounds i8, ptr %call38, i64 8
+  %sub49 = add nsw i64 %17, -1
+  %sub50 = add nsw i64 %mul, -1
+  %cond58 = call i64 @llvm.smin.i64(i64 %sub49, i64 %sub50)
+  %add61 = add nsw i64 %cond58, 1
+  store i64 0, ptr %call41, align 8
+  %.compoundliteral.sroa.2.0..sroa_idx = getelementptr inbounds i8, ptr %call41, i64 8
   store ptr %done, ptr %.compoundliteral.sroa.2.0..sroa_idx, align 8
-  %.compoundliteral.sroa.3.0..sroa_idx = getelementptr inbounds i8, ptr %call38, i64 16
+  %.compoundliteral.sroa.3.0..sroa_idx = getelementptr inbounds i8, ptr %call41, i64 16
   store i64 %mul, ptr %.compoundliteral.sroa.3.0..sroa_idx, align 8
-  %.compoundliteral.sroa.4.0..sroa_idx = getelementptr inbounds i8, ptr %call38, i64 24
-  store i64 %add58, ptr %.compoundliteral.sroa.4.0..sroa_idx, align 8
-  %.compoundliteral.sroa.5.0..sroa_idx = getelementptr inbounds i8, ptr %call38, i64 32
+  %.compoundliteral.sroa.4.0..sroa_idx = getelementptr inbounds i8, ptr %call41, i64 24
+  store i64 %add61, ptr %.compoundliteral.sroa.4.0..sroa_idx, align 8
+  %.compoundliteral.sroa.5.0..sroa_idx = getelementptr inbounds i8, ptr %call41, i64 32
   store ptr %frame, ptr %.compoundliteral.sroa.5.0..sroa_idx, align 8
-  %cmp60124 = icmp sgt i64 %cond55, 0
-  br i1 %cmp60124, label %for.body.lr.ph, label %for.end
+  %cmp63128 = icmp sgt i64 %cond58, 0
+  br i1 %cmp63128, label %for.body.lr.ph, label %for.end
 for.body.lr.ph:
-  %extension_start63 = getelementptr inbounds i8, ptr %args, i64 8
-  %ctx64 = getelementptr inbounds i8, ptr %args, i64 16
+  %extension_start66 = getelementptr inbounds i8, ptr %args, i64 8
+  %ctx67 = getelementptr inbounds i8, ptr %args, i64 16
   %task = getelementptr inbounds i8, ptr %args, i64 24
-  %data66 = getelementptr inbounds i8, ptr %args, i64 32
+  %data69 = getelementptr inbounds i8, ptr %args, i64 32
   br label %for.body
 for.body:
-  %helpers.0125 = phi i64 [ %cond55, %for.body.lr.ph ], [ %dec, %if.end73 ]
+  %helpers.0129 = phi i64 [ %cond58, %for.body.lr.ph ], [ %dec, %if.end76 ]
   store i64 40, ptr %args, align 8
-  store ptr null, ptr %extension_start63, align 8
-  %18 = load ptr, ptr %ctx43, align 8
-  store ptr %18, ptr %ctx64, align 8
+  store ptr null, ptr %extension_start66, align 8
+  %18 = load ptr, ptr %ctx46, align 8
+  store ptr %18, ptr %ctx67, align 8
   store ptr @work, ptr %task, align 8
-  store ptr %call38, ptr %data66, align 8
+  store ptr %call41, ptr %data69, align 8
   %19 = load ptr, ptr %api, align 8
   %XLA_FFI_ThreadPool_Schedule = getelementptr inbounds i8, ptr %19, i64 136
   %20 = load ptr, ptr %XLA_FFI_ThreadPool_Schedule, align 8
-  %call68 = call ptr %20(ptr %args)
-  %call69 = call fastcc i32 @fails(ptr %frame, ptr %call68)
-  %tobool70.not = icmp eq i32 %call69, 0
-  br i1 %tobool70.not, label %if.end73, label %if.then71
-if.then71:
+  %call71 = call ptr %20(ptr %args)
+  %call72 = call fastcc i32 @fails(ptr %frame, ptr %call71)
+  %tobool73.not = icmp eq i32 %call72, 0
+  br i1 %tobool73.not, label %if.end76, label %if.then74
+if.then74:
   %21 = atomicrmw sub ptr %.compoundliteral.sroa.4.0..sroa_idx, i64 1 seq_cst, align 8
-  br label %if.end73
-if.end73:
-  %dec = add nsw i64 %helpers.0125, -1
-  %cmp60 = icmp sgt i64 %helpers.0125, 1
-  br i1 %cmp60, label %for.body, label %for.end
+  br label %if.end76
+if.end76:
+  %dec = add nsw i64 %helpers.0129, -1
+  %cmp63 = icmp sgt i64 %helpers.0129, 1
+  br i1 %cmp63, label %for.body, label %for.end
 for.end:
-  call void @work(ptr %call38)
+  call void @work(ptr %call41)
   %22 = load atomic i64, ptr %done seq_cst, align 8
-  %cmp75126 = icmp slt i64 %22, %mul
-  br i1 %cmp75126, label %while.body, label %while.end
+  %cmp78130 = icmp slt i64 %22, %mul
+  br i1 %cmp78130, label %while.body, label %while.end
 while.body:
-  %call77 = call i32 @sched_yield()
+  %call80 = call i32 @sched_yield()
   %23 = load atomic i64, ptr %done seq_cst, align 8
-  %cmp75 = icmp slt i64 %23, %mul
-  br i1 %cmp75, label %while.body, label %while.end
+  %cmp78 = icmp slt i64 %23, %mul
+  br i1 %cmp78, label %while.body, label %while.end
 while.end:
-  br label %cleanup81
-cleanup81:
-  %retval.2 = phi ptr [ null, %if.then36 ], [ null, %while.end ], [ %call41, %if.then40 ]
+  br label %cleanup84
+cleanup84:
+  %retval.2 = phi ptr [ null, %if.then38 ], [ null, %if.then36 ], [ null, %while.end ], [ %call44, %if.then43 ]
   br label %return
 return:
-  %retval.4 = phi ptr [ null, %lor.lhs.false ], [ null, %entry ], [ %retval.2, %cleanup81 ], [ %retval.0, %cleanup ], [ %call4, %if.then3 ]
+  %retval.4 = phi ptr [ null, %lor.lhs.false ], [ null, %entry ], [ %retval.2, %cleanup84 ], [ %retval.0, %cleanup ], [ %call4, %if.then3 ]
   ret ptr %retval.4
 }
 define internal fastcc i32 @asks_version(ptr %frame) {
