@@ -70,7 +70,7 @@ API: dict[str, tuple[str, dict[types.ModuleType, str]]] = {
             Chebyshev CoarseSpace"""
         },
     ),
-    "api-eigenpairs": ("Eigenpairs", {solvers: "eigsh svds lobpcg EigenSolution SingularSolution"}),
+    "api-eigenpairs": ("Eigenpairs", {solvers: "eigsh eigs svds lobpcg EigenSolution SingularSolution"}),
     "api-devices": ("Many devices", {jsf: "shard shard_from_rows boxes ShardedMatrix"}),
     "api-formats": (
         "Choose a format",

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from solvers.direct import direct as direct
     from solvers.direct import factorized as factorized
     from solvers.eigenpairs import EigenSolution as EigenSolution
+    from solvers.eigs import eigs as eigs
     from solvers.eigsh import eigsh as eigsh
     from solvers.fcg import fcg as fcg
     from solvers.gmres import gmres as gmres
@@ -51,6 +52,7 @@ import_late(
         "core.settings": "Adjoint",
         "direct": "direct factorized Factorized",
         "eigenpairs": "EigenSolution",
+        "eigs": "eigs",
         "eigsh": "eigsh",
         "fcg": "fcg",
         "gmres": "gmres",

@@ -36,7 +36,7 @@ MESSAGES = {
     f"or at the limit of this precision; raise the ncv of eigsh or loosen tol; {LOW_END}; with sigma, the factors "
     "are too inaccurate: take float64, or another sigma",
     Status.NOT_SYMMETRIC: "A is not symmetric (Hermitian), which eigsh and lobpcg need; (A + Aᵀ)/2 is. For "
-    "eigenvalues of a nonsymmetric A take scipy.sparse.linalg.eigs(A.to_scipy())",
+    "eigenvalues of a nonsymmetric A take eigs(A)",
     Status.NOT_POSITIVE_DEFINITE: "M has a negative vᴴ·M·v: the M of A·x = λ·M·x must be positive definite, with sigma "
     "at least semidefinite, and the M of lobpcg, which approximates the inverse of A, definite",
     Status.NON_FINITE: "a NaN or infinity appeared; look for them in A, M and the start; or M is singular and leaves "
@@ -53,13 +53,14 @@ class EigenSolution(Outcome):
     """Eigenpairs, a pytree. Unpacks as `w, v = eigsh(A)`.
 
     Attributes:
-      eigenvalues: [k] real, ascending.
+      eigenvalues: [k] real, ascending; of `eigs` complex, the most wanted first.
       eigenvectors: [n, k], columns with vᴴ·v = 1, or vᴴ·M·v = 1, orthogonal in that product; their signs (phases) are
-        arbitrary. Zero where they are not finite.
+        arbitrary. Zero where they are not finite. Of `eigs` vᴴ·v = 1.
       code: int32, the `Status` as a number; under vmap one per matrix.
       n_iterations: int32, restarts, which maxiter counts.
       n_products: int32, products with A, or solves with sigma.
       residual_norms: [k], ‖A·v − λ·v‖₂, or ‖A·v − λ·M·v‖₂, recomputed.
+      left_eigenvectors: [n, k], of `eigs(left=True)`, else None.
     """
 
     eigenvalues: Array
@@ -68,6 +69,7 @@ class EigenSolution(Outcome):
     n_iterations: Array
     n_products: Array
     residual_norms: Array
+    left_eigenvectors: Array | None = None
 
     _norm = "residual_norms"
     _messages = MESSAGES
@@ -106,10 +108,13 @@ def limits(tol: Any, maxiter: Any) -> Limits:
     return Limits(arguments.tolerance(tol, "tol"), arguments.maxiter(maxiter, MAXITER, 1))
 
 
-def eigenproblem(A: Any, k: Any, start: Any, name: str, more: tuple[int, ...]) -> tuple[Any, Basis, int, Array]:
+def eigenproblem(
+    A: Any, k: Any, start: Any, name: str, more: tuple[int, ...], hermitian: bool = True
+) -> tuple[Any, Basis, int, Array]:
     """A between vectors in its basis, that basis, k, and the start: the user's v0 [n] or X0 [n, p], or noise.
 
-    Checks that A is square and, if it is NumPy's, Hermitian. A block X0 of noise has k vectors and `more` of them.
+    Checks that A is square and, if it is NumPy's and must be, Hermitian. A block X0 of noise has k vectors and `more`
+    of them.
     """
     shape = getattr(A, "shape", None)
     if start is None and shape is None and callable(A):
@@ -122,13 +127,15 @@ def eigenproblem(A: Any, k: Any, start: Any, name: str, more: tuple[int, ...]) -
     n = shape[0] if shape else 1 if start is None else start.shape[0]
     if start is not None and start.shape[0] != n:
         raise ValueError(f"{name} has shape {start.shape}; A of shape {(n, n)} needs vectors of length {n}")
-    if isinstance(A, np.ndarray) and A.dtype.kind in "fiuc":
+    if hermitian and isinstance(A, np.ndarray) and A.dtype.kind in "fiuc":
         off = np.abs(A - A.conj().T).max(initial=0)
         if off > 1e-3 * np.abs(A).max(initial=0):
             raise ValueError(f"A must be symmetric, or Hermitian if complex; A and its adjoint differ by {off:.3g}")
     A = operators.operator(A, n, "A")
+    all_pairs = "eigh" if hermitian else "eig"
     if (k := arguments.int_at_least(k, "k", 1)) >= n:
-        raise ValueError(f"k must be below n = {n}; got {k}. For all eigenpairs take jnp.linalg.eigh of a dense array")
+        cure = f"For all eigenpairs take jnp.linalg.{all_pairs} of a dense array"
+        raise ValueError(f"k must be below n = {n}; got {k}. {cure}")
     if start is None:
         dtype = jnp.finfo(jnp.promote_types(floating_dtype(getattr(A, "dtype", float), "A"), jnp.float32)).dtype
         start = A.basis.noise((n, *(min(k + guards, n) for guards in more)), dtype)

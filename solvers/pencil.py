@@ -81,6 +81,11 @@ def check(A: Any, M: Any) -> None:
         raise ValueError(f"M has shape {M.shape}; with A of shape {A.shape} it must have the same")
 
 
+def inverse_of(M: Any) -> Any:
+    """The factors of any regular M."""
+    return factors.made(arguments.still(M), RECIPE, "eigs(M=)")
+
+
 def inverse_of_mass(M: Any) -> Any:
     """The factors of an M that must be Hermitian and positive definite; a traced M is not checked."""
     M = arguments.still(M)
@@ -98,30 +103,37 @@ def inverse_of_mass(M: Any) -> Any:
     )
 
 
-def shifted(A: Any, M: Any, sigma: Any) -> tuple[Any, Shift]:
+def shifted(A: Any, M: Any, sigma: Any, maker: str = "eigsh") -> tuple[Any, Shift]:
     """The factors of A − sigma·M, and the shift that they have.
 
-    The host moves sigma by a few rounding errors where the factors do not exist, or are those of an eigenvalue.
+    The host moves sigma by a few rounding errors where the factors do not exist, or are those of an eigenvalue; for
+    `eigs` by a few √eps.
 
     Raises:
       SolverError: A − sigma·M is known, and singular for every sigma. Of a NaN in A or M a solve gives NaN.
     """
-    sigma, n = _real(A, sigma), checks.square(A, "eigsh(sigma=)")
+    hermitian, maker = maker == "eigsh", f"{maker}(sigma=)"
+    sigma, n = _number(A, sigma, hermitian), checks.square(A, maker)
     A, M, sigma = arguments.still((A, M, sigma))
     every = jnp.arange(n, dtype=jnp.int32)
-    row, col, a = _entries(A)
-    row_M, col_M, m = (every, every, jnp.ones(n, a.dtype)) if M is None else _entries(M)
-    dtype = jnp.promote_types(jnp.promote_types(a.dtype, m.dtype), jnp.float32)
+    row, col, a = _entries(A, maker)
+    row_M, col_M, m = (every, every, jnp.ones(n, a.dtype)) if M is None else _entries(M, maker)
+    dtype = jnp.promote_types(jnp.promote_types(a.dtype, m.dtype), sigma.dtype)
+    units = tuple(u if hermitian else u / float(jnp.finfo(dtype).eps) ** 0.5 for u in UNITS)
     row, col = jnp.concatenate([row, row_M]), jnp.concatenate([col, col_M])
     entries = row, col, a.astype(dtype), m.astype(dtype)
     real = jnp.finfo(dtype).dtype
     if is_traced(entries, sigma) or not all(np.all(np.isfinite(values)) for values in entries[2:]):
         numbers = jax.pure_callback(
-            Placed(n, real), jax.ShapeDtypeStruct((3,), real), *entries, sigma, vmap_method="sequential"
+            Placed(n, sigma.dtype, units),
+            jax.ShapeDtypeStruct((3,), sigma.dtype),
+            *entries,
+            sigma,
+            vmap_method="sequential",
         )
         S: Any = factors.HostFactors(row, col, jnp.concatenate([entries[2], -numbers[0] * entries[3]]), n, RECIPE)
     else:
-        found, numbers = _placed(n, *entries, sigma)
+        found, numbers = _placed(n, units, *entries, sigma)
         if found is None:
             raise SolverError(
                 Status.SINGULAR,
@@ -129,8 +141,8 @@ def shifted(A: Any, M: Any, sigma: Any) -> tuple[Any, Shift]:
             )
         S = jax.device_put(factors.split(found, dtype))
     diagonal = jnp.zeros(n, real).at[row_M].add(jnp.where(row_M == col_M, jnp.real(m), 0).astype(real))
-    sigma, A_norm, M_norm = (jnp.asarray(number, real) for number in numbers)
-    return S, Shift(sigma, A_norm, M_norm, diagonal)
+    A_norm, M_norm = (jnp.asarray(number).real.astype(real) for number in numbers[1:])
+    return S, Shift(jnp.asarray(numbers[0], sigma.dtype), A_norm, M_norm, diagonal)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,38 +151,43 @@ class Placed:
 
     n: int
     dtype: np.dtype
+    units: tuple[float, ...]
 
     def __call__(self, row: Any, col: Any, a: Any, m: Any, sigma: Any) -> np.ndarray:
         with interrupted_after():
-            return np.asarray(_placed(self.n, row, col, a, m, sigma)[1], self.dtype)
+            return np.asarray(_placed(self.n, self.units, row, col, a, m, sigma)[1], self.dtype)
         return np.zeros(3, self.dtype)
 
 
-def _real(A: Any, sigma: Any) -> Array:
-    if np.ndim(sigma) or not isinstance(sigma, (int, float, np.number, Array)) or jnp.iscomplexobj(sigma):
-        raise TypeError(f"sigma must be a real number; got {sigma!r}")
+def _number(A: Any, sigma: Any, is_real: bool) -> Array:
+    is_number = not np.ndim(sigma) and isinstance(sigma, (int, float, complex, np.number, Array))
+    if not is_number or (is_real and jnp.iscomplexobj(sigma)):
+        raise TypeError(f"sigma must be a {'real ' if is_real else ''}number; got {sigma!r}")
     if not is_traced(sigma) and not np.isfinite(sigma):
-        raise ValueError(f"sigma must be finite; got {float(sigma)}")
-    return jnp.asarray(sigma, jnp.finfo(jnp.promote_types(A.dtype, jnp.float32)).dtype)
+        raise ValueError(f"sigma must be finite; got {sigma}")
+    real = jnp.finfo(jnp.promote_types(A.dtype, jnp.float32)).dtype
+    return jnp.asarray(sigma, jnp.promote_types(real, jnp.complex64) if jnp.iscomplexobj(sigma) else real)
 
 
-def _entries(A: Any) -> tuple[Array, Array, Array]:
+def _entries(A: Any, maker: str) -> tuple[Array, Array, Array]:
     """Rows, columns and values."""
     if checks.is_transpose(A):
-        col, row, values = _entries(A.T)
+        col, row, values = _entries(A.T, maker)
         return row, col, values
-    checks.on_one_device(A, "eigsh(sigma=)")
+    checks.on_one_device(A, maker)
     return A.row_ids, A.col_ids, A.data
 
 
-def _placed(n: int, row: Any, col: Any, a: Any, m: Any, sigma: Any) -> tuple[Any, tuple[Any, Any, Any]]:
+def _placed(
+    n: int, units: tuple[float, ...], row: Any, col: Any, a: Any, m: Any, sigma: Any
+) -> tuple[Any, tuple[Any, Any, Any]]:
     """The factors of A − sigma·M, None if there are none, and the numbers of a `Shift`."""
     row, col, a, m, sigma = map(np.asarray, (row, col, a, m, sigma))
     A_norm, M_norm = (np.max(np.bincount(c, abs(v), n)) for c, v in ((col[: a.size], a), (col[a.size :], m)))
     scale, eps = A_norm + abs(sigma) * M_norm, np.finfo(a.dtype).eps
     best, place, least = None, sigma, np.inf
-    for units in (0, *UNITS):
-        tried = np.asarray(sigma - units * (eps * scale / (M_norm or 1)) if units else sigma, sigma.dtype)
+    for unit in (0, *units):
+        tried = np.asarray(sigma - unit * (eps * scale / (M_norm or 1)) if unit else sigma, sigma.dtype)
         found = kept(n, RECIPE, row, col, np.concatenate([a, -tried * m]).astype(a.dtype, copy=False))
         growth = np.inf if found is None else _growth(n, found) * eps * scale
         if growth < least:
