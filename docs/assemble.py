@@ -71,6 +71,7 @@ API: dict[str, tuple[str, dict[types.ModuleType, str]]] = {
         },
     ),
     "api-eigenpairs": ("Eigenpairs", {solvers: "eigsh eigs svds lobpcg EigenSolution SingularSolution"}),
+    "api-functions": ("Functions of a matrix", {solvers: "expm_multiply FunctionSolution"}),
     "api-devices": ("Many devices", {jsf: "shard shard_from_rows boxes ShardedMatrix"}),
     "api-formats": (
         "Choose a format",

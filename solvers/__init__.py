@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from solvers.eigenpairs import EigenSolution as EigenSolution
     from solvers.eigs import eigs as eigs
     from solvers.eigsh import eigsh as eigsh
+    from solvers.expm_multiply import FunctionSolution as FunctionSolution
+    from solvers.expm_multiply import expm_multiply as expm_multiply
     from solvers.fcg import fcg as fcg
     from solvers.gmres import gmres as gmres
     from solvers.idrs import idrs as idrs
@@ -54,6 +56,7 @@ import_late(
         "eigenpairs": "EigenSolution",
         "eigs": "eigs",
         "eigsh": "eigsh",
+        "expm_multiply": "expm_multiply FunctionSolution",
         "fcg": "fcg",
         "gmres": "gmres",
         "idrs": "idrs",
