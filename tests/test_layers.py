@@ -50,8 +50,9 @@ OF_MATRICES = {
     "backends",
     "facts",
     "precond",
+    "banded",
+    "schur",
 }
-OF_MATRICES |= {"banded"}
 OPERATOR = {f"jaxsparse_fmt.core.{name}" for name in ("mesh_axes", "basis", "vector_passes")}
 OPERATOR |= {"jaxsparse_fmt.formats.memory", "jaxsparse_fmt.kernels.backends.jax_versions"}
 LIBRARIES = {"lineax": {"lineax", "equinox"}, "backends": {"sparsax", "spineax"}}
