@@ -199,16 +199,31 @@ def _by_backend(
     return _tridiagonal(bands, b, backend == "numba") if is_tridiagonal else _by_panels(bands, b, lower, upper)
 
 
+def tridiagonal(
+    bands: Array,  # [s, 3, n]
+    b: Array,  # [s, n, k]
+) -> Array:
+    """x by `lax.linalg.tridiagonal_solve`, which interchanges rows in LAPACK, and in cuSPARSE not always."""
+    return lax.linalg.tridiagonal_solve(_shifted(bands[:, 2], 1), bands[:, 1], _shifted(bands[:, 0], -1), b)
+
+
+def _shifted(a: Array, k: int) -> Array:
+    """[s, n, ...], what was one place before (k = 1) or after (−1), and a zero."""
+    a, padding = (a[:, :-1], (1, 0)) if k > 0 else (a[:, 1:], (0, 1))
+    return jnp.pad(a, ((0, 0), padding, *(((0, 0),) * (a.ndim - 2))))
+
+
 def _tridiagonal(bands: Array, b: Array, interchanges: bool) -> Array:
-    """By `lax.linalg.tridiagonal_solve`, which in LAPACK interchanges rows."""
-    up, d, low = (bands[:, i, :, 0, 0] for i in range(3))
-    low, up = jnp.pad(low[:, :-1], ((0, 0), (1, 0))), jnp.pad(up[:, 1:], ((0, 0), (0, 1)))
-    x = lax.linalg.tridiagonal_solve(low, d, up, b)
-    finite = jnp.all(jnp.isfinite(low) & jnp.isfinite(d) & jnp.isfinite(up), 1)[:, None, None]
+    three = bands[..., 0, 0]
+    x = tridiagonal(three, b)
     if interchanges:
-        return jnp.where(finite, x, jnp.nan)
-    r = jnp.max(jnp.abs(product(bands, 1, x[:, :, None])[:, :, 0] - b), 1)
-    sizes = jnp.max(product(jnp.abs(bands), 1, jnp.abs(x)[:, :, None])[:, :, 0] + jnp.abs(b), 1)
+        read = three[:, 0, 1:], three[:, 1], three[:, 2, :-1]  # places outside A are not
+        finite = functools.reduce(jnp.logical_and, (jnp.all(jnp.isfinite(a), 1) for a in read))
+        return jnp.where(finite[:, None, None], x, jnp.nan)
+    up, d, low = (three[:, i, :, None] for i in range(3))
+    terms = d * x, _shifted(up * x, -1), _shifted(low * x, 1)  # whose sum is A·x
+    r, sizes = jnp.abs(sum(terms) - b), sum(map(jnp.abs, (*terms, b)))
+    r, sizes = jnp.max(r, 1), jnp.max(sizes, 1)
     good = jnp.all(r <= ROUNDING * jnp.finfo(x.dtype).eps * sizes, 1)[:, None, None]
     return lax.cond(jnp.all(good), lambda: x, lambda: jnp.where(good, x, _by_panels(bands, b, 1, 1)))
 

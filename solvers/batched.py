@@ -22,9 +22,11 @@ from jax.custom_batching import custom_vmap
 from jax.scipy.linalg import lu_factor, lu_solve
 
 from jaxsparse_fmt._tracing import concrete, is_traced
+from jaxsparse_fmt.convert import from_coo
 from jaxsparse_fmt.core import lanes, mesh_axes
 from jaxsparse_fmt.core.basis import Reordered
 from jaxsparse_fmt.core.kept import Kept
+from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.formats import memory
 from solvers import banded
 from solvers.core import arguments
@@ -39,7 +41,6 @@ from solvers.solution import Status
 MOST = 2**17  # unknowns, and entries, of a pattern that is analysed
 UPDATES = 2**22  # of an elimination; their indices take 16 bytes each
 ALONE = 2**17  # updates of a single system that cost less than a call of the host, half a millisecond
-SMALL = 64  # unknowns, up to which a GPU factors dense matrices: fewer steps than by levels
 DENSE = 512  # unknowns, up to which a system that needs pivots is factored as a dense one
 ENTRIES = 2**24  # of dense matrices that are factored at once
 STEPS = 10  # of refinement, at most
@@ -87,6 +88,9 @@ class Known:
     @property
     def is_tridiagonal(self) -> bool:
         return bool(np.all(np.abs(self.row - self.col) <= 1))
+
+    def matrix(self, data: Array) -> SparseMatrix:
+        return from_coo(self.row, self.col, data, (self.n, self.n), format="csr")
 
 
 _known = Kept(64, "patterns of batches")
@@ -199,15 +203,15 @@ def _solved(pattern: Known, system: System, axes: Any, is_transposed: bool, alon
     plan, M = pattern.plan, _basis(system)[0]
     parts = jax.vmap(_parts, (axes,))(system)
     way = M.factors.is_transposed != is_transposed
-    batch, k, _ = parts.b.shape
+    batch = len(parts.b)
 
     def A(v: Array) -> Array:
         return jax.vmap(lambda system, v: _product(system, is_transposed, v), (axes, 0))(system, v)
 
-    by_levels = memory.device().platform != "cpu"  # of which each takes a GPU a few microseconds
-    if by_levels and pattern.is_tridiagonal:
-        inverse = _tridiagonal(pattern, parts.values, way)
-    elif plan is None or (by_levels and pattern.n <= SMALL):
+    careful = None
+    if pattern.is_tridiagonal and memory.device().platform != "cpu":
+        inverse, careful = _tridiagonal(pattern, parts.values, way)
+    elif plan is None:
         inverse = _dense(pattern, parts.values, way)
     else:
         bytes_of_all = batch * plan.places * parts.values.dtype.itemsize
@@ -215,16 +219,12 @@ def _solved(pattern: Known, system: System, axes: Any, is_transposed: bool, alon
         arguments.check_free_memory(bytes_of_all, what, cure, memory.free)
         F = lanes.factored(plan, parts.values)
         inverse = functools.partial(lanes.solved, plan, F, is_transposed=way)
-    x, end = _refined(A, inverse, parts)
+    leaves, tree = jax.tree.flatten(system)
+    mapped = [axis is not None for axis in tree.flatten_up_to(axes)]
 
     def shaped(system: System, x: Array, end: End) -> tuple[Array, End]:
         x = _basis(system)[1](x.T.reshape(system.b.shape))
         return x, jax.tree.map(lambda a: a.reshape(system.b.shape[1:]), end)
-
-    x, end = jax.vmap(shaped, (axes, 0, 0))(system, x, end)
-    failed = jnp.any(is_failure(end.code).reshape(batch, k), axis=1)
-    leaves, tree = jax.tree.flatten(system)
-    mapped = [axis is not None for axis in tree.flatten_up_to(axes)]
 
     def pivoted(given: Any) -> tuple[Array, End]:
         failed, moving, *found = given
@@ -233,15 +233,29 @@ def _solved(pattern: Known, system: System, axes: Any, is_transposed: bool, alon
         by = functools.partial(_by_dense, pattern) if pattern.n <= DENSE else alone
         return lax.cond(failed, lambda: by(one, is_transposed), lambda: tuple(found))
 
-    moving = [a for a, m in zip(leaves, mapped, strict=True) if m]
-    return lax.cond(jnp.any(failed), lambda: lax.map(pivoted, (failed, moving, x, end)), lambda: (x, end))
+    def by_pivots(x: Array, end: End) -> tuple[Array, End]:
+        failed = jnp.any(is_failure(end.code), axis=1)
+        x, end = met(system, x, end)
+        moving = [a for a, m in zip(leaves, mapped, strict=True) if m]
+        return lax.cond(jnp.any(failed), lambda: lax.map(pivoted, (failed, moving, x, end)), lambda: (x, end))
+
+    met = jax.vmap(shaped, (axes, 0, 0))
+    return _refined(A, inverse, parts, careful, functools.partial(met, system), by_pivots)
 
 
-def _refined(A: Map, inverse: Map, parts: _Parts) -> tuple[Array, End]:
-    """x [batch, k, n] ← x + M·(b − A·x) from 0, until each residual meets its tolerance or no longer halves.
+def _refined(
+    A: Map,
+    inverse: Map,
+    parts: _Parts,
+    careful: Map | None = None,
+    met: Callable[[Array, End], Any] | None = None,
+    missed: Callable[[Array, End], Any] = lambda *found: found,
+) -> Any:
+    """missed(x, end): x [batch, k, n] ← x + M·(b − A·x) from 0, until each residual meets its tolerance or stays.
 
     A success is judged by the true residual of x. The code of a failure is MAXITER, STAGNATION, OUT_OF_RANGE or
-    NON_FINITE.
+    NON_FINITE. If `met` is given: met(x, end) where all residuals meet their tolerances after the first step; the
+    further ones take the `careful` inverse.
     """
 
     def norm(v: Array) -> Array:
@@ -268,9 +282,10 @@ def _refined(A: Map, inverse: Map, parts: _Parts) -> tuple[Array, End]:
     def goes_on(s: State) -> Array:
         return gains(s) & (s.k < jnp.minimum(parts.maxiter, STEPS)[:, None])
 
-    def step(s: State) -> State:
+    def step(inverse: Map, s: State) -> State:
         now = goes_on(s)
-        z = jnp.where(now[..., None], inverse(s.r), 0).astype(s.y.dtype)
+        # Kept in memory: XLA would transpose it anew for each of its uses.
+        z = lax.optimization_barrier(jnp.where(now[..., None], inverse(s.r), 0).astype(s.y.dtype))
         diverges = s.diverges | now & (s.k > 0) & (norm(z) > SHRINKS * norm(s.y))
         y = s.y + z
         r = jnp.where(now[..., None], b - A(y), s.r)
@@ -281,41 +296,56 @@ def _refined(A: Map, inverse: Map, parts: _Parts) -> tuple[Array, End]:
 
     zero, no = jnp.zeros_like(b), jnp.zeros(b_norm.shape, bool)
     start = State(zero, b_norm, zero, b, b_norm, jnp.full_like(b_norm, jnp.inf), no.astype(jnp.int32), no)
-    s = lax.while_loop(lambda s: jnp.any(goes_on(s)), step, mesh_axes.varying(start, (parts, b)))
-    A_norm = jnp.max(jnp.abs(parts.values), axis=1, initial=0)[:, None]  # from below
-    Ax_norm = A_norm * norm(s.x)
-    is_rounded = is_rounding(jnp.int32(Status.STAGNATION), s.size, Ax_norm, b_norm, least) & ~s.diverges
-    is_finite = jnp.all(jnp.isfinite(parts.values), axis=1)[:, None] & jnp.isfinite(b_norm)
-    x = s.x * unit
-    in_range = jnp.all(jnp.isfinite(x) & jnp.isfinite(s.y), axis=-1)
-    code = status_of(
-        (~is_finite, Status.NON_FINITE),
-        (~in_range, Status.OUT_OF_RANGE),
-        (s.size <= least, Status.CONVERGED),
-        (is_rounded, Status.ROUNDED),
-        (gains(s), Status.MAXITER),
-        otherwise=Status.STAGNATION,
-    )
-    return x, End(s.k, s.size * unit[..., 0], code, None, Ax_norm * unit[..., 0])
+    start = mesh_axes.varying(start, (parts, b))
+
+    def refined(s: State) -> Any:
+        s = lax.while_loop(lambda s: jnp.any(goes_on(s)), functools.partial(step, careful or inverse), s)
+        A_norm = jnp.max(jnp.abs(parts.values), axis=1, initial=0)[:, None]  # from below
+        Ax_norm = A_norm * norm(s.x)
+        is_rounded = is_rounding(jnp.int32(Status.STAGNATION), s.size, Ax_norm, b_norm, least) & ~s.diverges
+        is_finite = jnp.all(jnp.isfinite(parts.values), axis=1)[:, None] & jnp.isfinite(b_norm)
+        x = s.x * unit
+        in_range = jnp.all(jnp.isfinite(x) & jnp.isfinite(s.y), axis=-1)
+        code = status_of(
+            (~is_finite, Status.NON_FINITE),
+            (~in_range, Status.OUT_OF_RANGE),
+            (s.size <= least, Status.CONVERGED),
+            (is_rounded, Status.ROUNDED),
+            (gains(s), Status.MAXITER),
+            otherwise=Status.STAGNATION,
+        )
+        return missed(x, End(s.k, s.size * unit[..., 0], code, None, Ax_norm * unit[..., 0]))
+
+    if met is None:
+        return refined(start)
+    s = step(inverse, start)
+    x, code, size = s.x * unit, jnp.zeros_like(s.k), s.size * unit[..., 0]
+    # One condition, since a GPU waits for the host at each.
+    is_met = jnp.all(s.size <= least) & jnp.all(jnp.isfinite(x))
+    return lax.cond(is_met, lambda: met(x, End(s.k, size, code, None, jnp.zeros_like(size))), lambda: refined(s))
 
 
 def _matrix(pattern: Known, values: Array, way: bool) -> Array:
-    """[n, n], or its transpose if `way`."""
+    """[batch, n, n], or their transposes if `way`."""
     row, col = (pattern.col, pattern.row) if way else (pattern.row, pattern.col)
-    return jnp.zeros((pattern.n, pattern.n), values.dtype).at[row, col].add(values)
+    return lanes.gathered(values, row * pattern.n + col, pattern.n**2).reshape(-1, pattern.n, pattern.n)
 
 
-def _tridiagonal(pattern: Known, values: Array, way: bool) -> Map:
-    """r -> A⁻¹·r of a batch of tridiagonal matrices."""
-    row, col = (pattern.col, pattern.row) if way else (pattern.row, pattern.col)
-    bands = jnp.zeros((len(values), 3, pattern.n), values.dtype).at[:, 1 + row - col, col].add(values)
-    return lambda r: banded.solved(bands[..., None, None], 1, 1, r.swapaxes(1, 2)[:, :, None])[:, :, 0].swapaxes(1, 2)
+def _tridiagonal(pattern: Known, values: Array, way: bool) -> tuple[Map, Map]:
+    """r -> A⁻¹·r of a batch of tridiagonal matrices, by elimination without interchanges of rows, and with them."""
+    (row, col), n = (pattern.col, pattern.row) if way else (pattern.row, pattern.col), pattern.n
+    bands = lanes.gathered(values, (1 + row - col) * n + col, 3 * n).reshape(-1, 3, n)
+
+    def with_interchanges(r: Array) -> Array:
+        return banded.solved(bands[..., None, None], 1, 1, r.swapaxes(1, 2)[:, :, None])[:, :, 0].swapaxes(1, 2)
+
+    return lambda r: banded.tridiagonal(bands, r.swapaxes(1, 2)).swapaxes(1, 2), with_interchanges
 
 
 def _dense(pattern: Known, values: Array, way: bool) -> Map:
     """r -> A⁻¹·r of a batch, by dense LU with partial pivoting."""
     several = max(ENTRIES // pattern.n**2, 1)
-    LU = lax.map(lambda a: lu_factor(_matrix(pattern, a, way)), values, batch_size=several)
+    LU = lax.map(lambda a: lu_factor(_matrix(pattern, a[None], way)[0]), values, batch_size=several)
     return lambda r: jax.vmap(lambda LU, r: lu_solve(LU, r.T).T)(LU, r)
 
 
@@ -323,7 +353,7 @@ def _by_dense(pattern: Known, system: System, is_transposed: bool) -> tuple[Arra
     """The solution of one system, with pivoting, and SINGULAR where its condition, after scaling, is at fault."""
     M, enter, _ = _basis(system)
     parts = jax.tree.map(lambda a: a[None], _parts(system))
-    D = _matrix(pattern, parts.values[0], M.factors.is_transposed != is_transposed)
+    D = _matrix(pattern, parts.values, M.factors.is_transposed != is_transposed)[0]
     rows = _inverse_size(jnp.max(jnp.abs(D), axis=1))
     cols = _inverse_size(jnp.max(jnp.abs(rows[:, None] * D), axis=0))
     scaled = rows[:, None] * D * cols

@@ -2,14 +2,16 @@
 
 The order of elimination and the pattern of L and U belong to the pattern alone (`Elimination`), so that a program has
 no branch that depends on values, and all systems take the same steps. On a CPU a native kernel takes `LANES` systems at
-once, column by column. Elsewhere the steps are taken by levels of the elimination tree: what a level needs, lower ones
-have finished, and no two updates of a step change the same place, so that their order changes no bit.
+once, column by column. Elsewhere updates are taken in chunks, by levels of the elimination tree: what a level needs,
+lower ones have finished, and no two updates of a chunk change the same place, so that their order changes no bit. On a
+GPU all chunks are one kernel (`lane_updates.py`), else a scan.
 
 The factors of a tile of LANES systems are [places, LANES]: 1/D [n]; the columns of L below its diagonal of ones; the
 rows of U beyond D, on the mirrored pattern.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -21,13 +23,13 @@ from jax.interpreters import batching
 from jaxsparse_fmt._tracing import standard_promotion
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.vector_passes import platform_primitive
-from jaxsparse_fmt.kernels import spmv_cpu
+from jaxsparse_fmt.kernels import lane_updates, spmv_cpu
 from jaxsparse_fmt.kernels.backends import selection
 from jaxsparse_fmt.kernels.cpu import elimination
 from jaxsparse_fmt.kernels.cpu.abi import LANES
 from jaxsparse_fmt.kernels.cpu.over_rows import over_rows
 
-LEAST_WIDTH = 64  # updates of a step by levels, at least
+LEAST_WIDTH = 64  # updates of a chunk, at least
 
 
 class Elimination:
@@ -36,7 +38,7 @@ class Elimination:
     Attributes:
       n, nnz: unknowns, and entries of the matrix.
       place: [nnz], where each entry is among the places; equal ones add up.
-      order: [n], the unknown that is eliminated k-th.
+      order, rank: [n], the unknown that is eliminated k-th, and where each unknown is in that order.
       start, row: [n + 1] and [fill], the columns of L below the diagonal, increasing rows, by place in the order.
     """
 
@@ -44,9 +46,8 @@ class Elimination:
         self.n, self.nnz, self.order = len(order), len(row), order.astype(np.int32)
         self.start, self.row, self.fill = start.astype(np.int32), below.astype(np.int32), len(below)
         self.column = np.repeat(np.arange(self.n), np.diff(start))
-        to = np.empty(self.n, np.int64)
-        to[order] = np.arange(self.n)
-        self.place = self._found(to[row], to[col])
+        self.rank = np.argsort(order)
+        self.place = self._found(self.rank[row], self.rank[col])
 
     @property
     def places(self) -> int:
@@ -99,9 +100,9 @@ class Elimination:
 
 
 def _steps(size: int, level: np.ndarray, target: np.ndarray, *sources: np.ndarray) -> tuple[np.ndarray, ...]:
-    """[steps, width] each, targets and sources of updates, in the order of their levels.
+    """Chunks of updates in the order of their levels: where each begins, [chunks + 1]; targets and sources, [updates].
 
-    A step has no target twice. Where it is not full, its targets lie beyond the `size` places.
+    A chunk has no target twice.
     """
     by_target = np.lexsort((target, level))
     key = level[by_target].astype(np.int64) * size + target[by_target]
@@ -116,14 +117,29 @@ def _steps(size: int, level: np.ndarray, target: np.ndarray, *sources: np.ndarra
     counts = np.diff(np.append(begin, len(group)))
     width = max(LEAST_WIDTH, 1 << (len(group) // max(len(counts), 1)).bit_length())
     chunks = -(-counts // width)
-    offset = np.arange(len(group)) - np.repeat(begin, counts)
-    step = np.repeat(np.cumsum(chunks) - chunks, counts) + offset // width
-    shape = int(chunks.sum()), width
-    padding = np.broadcast_to(size + np.arange(width), shape), *(np.zeros(shape, np.int64) for _ in sources)
-    tables = [np.array(a, np.int32) for a in padding]
-    for table, values in zip(tables, (target, *sources), strict=True):
-        table[step, offset % width] = values[order]
-    return tuple(tables)
+    before = np.arange(chunks.sum()) - np.repeat(np.cumsum(chunks) - chunks, chunks)
+    starts = np.append(np.repeat(begin, chunks) + width * before, len(group))
+    return tuple(a.astype(np.int32) for a in (starts, *(a[order] for a in (target, *sources))))
+
+
+def _scanned(
+    step: Callable[..., Array],
+    x: Array,
+    chunks: tuple[np.ndarray, ...],
+) -> Array:
+    """x after step(x, targets, *sources) of each chunk; targets beyond its end lie beyond x's places."""
+    starts, *tables = chunks
+    if len(starts) == 1:
+        return x
+    width, size = int(np.max(np.diff(starts))), x.shape[1]
+    tables = [jnp.asarray(np.pad(a, (0, width))) for a in tables]
+    each = jnp.arange(width, dtype=starts.dtype)
+
+    def chunk(x: Array, bounds: tuple[Array, Array]) -> tuple[Array, None]:
+        target, *sources = (lax.dynamic_slice(a, (bounds[0],), (width,)) for a in tables)
+        return step(x, jnp.where(each < bounds[1] - bounds[0], target, size + each), *sources), None
+
+    return lax.scan(chunk, x, (jnp.asarray(starts[:-1]), jnp.asarray(starts[1:])))[0]
 
 
 def factored(
@@ -159,18 +175,30 @@ def _factored(values: Array, *, plan: Elimination, backend: str) -> Array:
         F = spmv_cpu.of_lanes(values, None, plan.for_cpu[0], plan.start, plan.n, plan.nnz, plan.places)
         if F is not None:
             return F
-    F = jnp.zeros((values.shape[0], plan.places, LANES), values.dtype)
-    F = F.at[:, plan.place].add(jnp.moveaxis(values, 1, 2))
+    F = mesh_axes.varying(gathered(jnp.moveaxis(values, 1, 2), plan.place, plan.places), values)
+    if selection.is_pallas(backend):
+        F = lane_updates.updated(F, tuple(map(jnp.asarray, plan.steps[0])), backend)
+    else:
 
-    def step(F: Array, update: tuple[Array, ...]) -> tuple[Array, None]:
-        target, p, q, k = update
-        change = F[:, p] * (F[:, q] / F[:, k])
-        return F.at[:, target].add(-change, mode="drop", unique_indices=True), None
+        def step(F: Array, target: Array, p: Array, q: Array, k: Array) -> Array:
+            return F.at[:, target].add(-F[:, p] * (F[:, q] / F[:, k]), mode="drop", unique_indices=True)
 
-    F = lax.scan(step, mesh_axes.varying(F, values), tuple(map(jnp.asarray, plan.steps[0])))[0]
-    inverse = 1 / F[:, : plan.n]
-    lower = slice(plan.n, plan.n + plan.fill)
-    return F.at[:, : plan.n].set(inverse).at[:, lower].multiply(inverse[:, plan.column])
+        F = _scanned(step, F, plan.steps[0])
+    inverse, end = 1 / F[:, : plan.n], plan.n + plan.fill
+    return jnp.concatenate([inverse, F[:, plan.n : end] * inverse[:, plan.column], F[:, end:]], 1)
+
+
+def gathered(
+    values: Array,  # [batch, nnz, ...]
+    place: np.ndarray,  # [nnz]
+    size: int,
+) -> Array:  # [batch, size, ...]
+    """The sum of the values of each place. Where no two have one place, a gather: a GPU scatters by atomic sums."""
+    source = np.full(size, len(place), np.int32)
+    source[place] = np.arange(len(place), dtype=np.int32)
+    if np.count_nonzero(source < len(place)) < len(place):
+        return jnp.zeros((len(values), size, *values.shape[2:]), values.dtype).at[:, place].add(values)
+    return values.at[:, source].get(mode="fill", fill_value=0)
 
 
 def _solved(F: Array, r: Array, *, plan: Elimination, is_transposed: bool, backend: str) -> Array:
@@ -180,26 +208,27 @@ def _solved(F: Array, r: Array, *, plan: Elimination, is_transposed: bool, backe
             return x
     n, fill = plan.n, plan.fill
     inverse = F[:, :n]
-    first, last = F[:, n : n + fill], F[:, n + fill :]
     _, forward, backward = plan.steps
-    in_order = jnp.zeros_like(inverse).at[:, plan.order].set(inverse)[:, :, None]
+    in_order = inverse[:, plan.rank, None]
 
-    def swept(x: Array, entries: Array, steps: tuple[np.ndarray, ...], scaled: bool) -> Array:
-        """Substitution by these entries; `scaled`: by D⁻¹ times what is found."""
+    def swept(x: Array, first: int, chunks: tuple[np.ndarray, ...], scaled: bool) -> Array:
+        """Substitution by the entries from `first` on; `scaled`: by D⁻¹ times what is found."""
 
-        def step(x: Array, update: tuple[Array, ...]) -> tuple[Array, None]:
-            target, entry, source, k = update
+        def step(x: Array, target: Array, entry: Array, source: Array, k: Array) -> Array:
             weight = entries[:, entry] * inverse[:, k] if scaled else entries[:, entry]
-            change = weight[:, :, None] * x[:, source]
-            return x.at[:, target].add(-change, mode="drop", unique_indices=True), None
+            return x.at[:, target].add(-weight[:, :, None] * x[:, source], mode="drop", unique_indices=True)
 
-        x = lax.scan(step, x, tuple(map(jnp.asarray, steps)))[0]
+        if selection.is_pallas(backend):
+            x = lane_updates.updated(x, tuple(map(jnp.asarray, chunks)), backend, F, first, scaled)
+        else:
+            entries = F[:, first : first + fill]
+            x = _scanned(step, x, chunks)
         return x * in_order if scaled else x
 
     x = mesh_axes.varying(r, (F, r))
     if is_transposed:
-        return swept(swept(x, last, forward, True), first, backward, False)
-    return swept(swept(x, first, forward, False), last, backward, True)
+        return swept(swept(x, n + fill, forward, True), n, backward, False)
+    return swept(swept(x, n, forward, False), n + fill, backward, True)
 
 
 def _batch(primitive: Any, operands: Any, dims: Any, *, backend: str, **static: Any) -> Any:

@@ -1,6 +1,7 @@
 """Elimination without pivoting of many matrices with one pattern, against dense algebra."""
 
 import functools
+import itertools
 
 import jax
 import numpy as np
@@ -11,7 +12,8 @@ from jaxsparse_fmt.core import lanes
 from jaxsparse_fmt.kernels.backends import selection
 from jaxsparse_fmt.kernels.cpu.abi import LANES
 from solvers.batched import Known
-from tests.lowering import quick_jit
+from tests.kernels.test_spmv import kernels_in
+from tests.lowering import lowered, quick_jit
 
 BATCH = LANES + 3
 
@@ -37,7 +39,7 @@ def matrices(S, rng, dtype):
     return values, dense
 
 
-@pytest.mark.parametrize("backend", ["numba", "xla"])
+@pytest.mark.parametrize("backend", ["numba", "xla", "interpret"])
 @pytest.mark.parametrize("dtype", [np.float32, np.complex128])
 def test_factors_solve_every_system_and_its_transpose(backend, dtype, rng):
     S = some_pattern()
@@ -81,14 +83,29 @@ def test_a_pivot_of_zero_spoils_its_own_lane_alone(backend, rng):
     np.testing.assert_array_equal(np.delete(F[0], 4, axis=-1), np.delete(whole[0], 4, axis=-1))
 
 
-def test_no_step_changes_a_place_twice_or_reads_one_that_it_changes():
+def test_no_chunk_changes_a_place_twice_or_reads_one_that_it_changes():
     plan = planned(some_pattern(60))
     reads = (slice(0, 3), slice(1, 2), slice(1, 2))  # of the factors; of the unknowns
-    for size, steps, read in zip((plan.places, plan.n, plan.n), plan.steps, reads, strict=True):
-        for target, *sources in zip(*steps, strict=True):
-            is_update = target < size
-            assert len(np.unique(target)) == len(target) and is_update.any()
-            assert not np.isin(target, np.stack(sources[read])[:, is_update]).any()
+    for (starts, *tables), read in zip(plan.steps, reads, strict=True):
+        assert starts[0] == 0 and starts[-1] == len(tables[0]) and np.all(np.diff(starts) > 0)
+        for begin, end in itertools.pairwise(starts):
+            target, *sources = (a[begin:end] for a in tables)
+            assert len(np.unique(target)) == len(target)
+            assert not np.isin(target, np.stack(sources[read])).any()
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.complex64])
+@pytest.mark.parametrize("dialect", ["triton", "mosaic"])
+def test_both_dialects_have_kernels_of_the_updates(dialect, dtype):
+    S = some_pattern(12)
+    values, r = (jax.ShapeDtypeStruct((BATCH, *shape), dtype) for shape in ((S.nnz,), (2, 12)))
+
+    def both(values, r):
+        F = lanes.factored(planned(S), values)
+        return lanes.solved(planned(S), F, r, False)
+
+    with selection.use_backend(dialect):
+        assert kernels_in(lowered(both, values, r), dialect) == 3
 
 
 def test_a_batch_of_batches_is_more_tiles(rng):

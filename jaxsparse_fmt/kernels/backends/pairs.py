@@ -52,6 +52,17 @@ class Pair:
 
     __rmul__ = __mul__
 
+    def __sub__(self, other: "Pair") -> "Pair":
+        return Pair(self.re - other.re, self.im - other.im)
+
+    def __truediv__(self, other: "Pair") -> "Pair":
+        """Without squares that leave the range where the quotient does not."""
+        size = jnp.maximum(jnp.abs(other.re), jnp.abs(other.im))
+        re, im = other.re / size, other.im / size
+        scaled = self * Pair(re, -im)
+        squared = (re * re + im * im) * size
+        return Pair(scaled.re / squared, scaled.im / squared)
+
     def __ne__(self, number: Any) -> Any:
         """Whether each differs from a real number."""
         return (self.re != number) | (self.im != 0)

@@ -56,6 +56,8 @@ class Launch:
     # if there would be fewer blocks than `least_blocks`, two for each multiprocessor of an H200.
     diagonal_rows: int = 512
     least_blocks: int = 264
+    update_rows: int = 1024  # lanes of a block of updates (`lane_updates.py`); fewer for more blocks, as above
+    least_update_rows: int = 512
     sweep_rows: int = 1024  # elements of each vector that a block of a pass over vectors takes at a time
     sweep_blocks: int = 512  # the most blocks of such a pass; each leaves 4 partial sums
     most_parts: int = 4096  # the most partial sums, since every block of a later pass adds them up for itself
@@ -110,6 +112,12 @@ def columns_block(dialect: str, load: str, lanes_a_row: int) -> Block:
     """The block for several right-hand sides: at least a warp of rows, and in Mosaic GPU one warpgroup."""
     rows = max(LAUNCH.warp * lanes_a_row, LAUNCH.rows)
     return Block(rows, rows // LAUNCH.rows if dialect == "mosaic" else 1, LAUNCH.loads[load][1])
+
+
+def lanes_block(blocks: int) -> Block:
+    """The block for updates of systems in lanes, of which there are `blocks`."""
+    rows = LAUNCH.update_rows if blocks <= LAUNCH.least_blocks else LAUNCH.least_update_rows
+    return Block(rows, 1, 2)
 
 
 def sweep_block(dialect: str) -> Block:
