@@ -23,6 +23,7 @@ from jax.flatten_util import ravel_pytree
 from jaxsparse_fmt._arguments import check_dense, owned
 from jaxsparse_fmt._dtypes import requested_dtype
 from jaxsparse_fmt._text import nearest
+from solvers.batched import Known, known
 from solvers.cg import cg
 from solvers.core.operators import is_function, refuse_scipy
 from solvers.direct import direct
@@ -32,6 +33,7 @@ from solvers.minres import minres
 from solvers.precond._checks import has_entries, is_transpose
 from solvers.refine import METHODS, refine
 from solvers.solution import Solution, Status
+from solvers.solve import solve
 
 try:
     import equinox as eqx
@@ -65,10 +67,13 @@ class SparseOperator(lx.MatrixLinearOperator):
       matrix: [m, n].
       dtype: of the vectors.
       tags: the properties that lineax may assume.
+      pattern: that of the entries, if it was known. lineax traces all arrays, and `direct` solves the systems of a
+        batch on the device if it knows their pattern.
     """
 
     matrix: Any
     dtype: np.dtype = eqx.field(static=True)
+    pattern: Known | None = eqx.field(static=True)
 
     def __init__(self, A: Any, tags: Any = (), *, dtype: Any = None):
         """Makes the operator.
@@ -87,6 +92,8 @@ class SparseOperator(lx.MatrixLinearOperator):
             raise TypeError(f"A must be a matrix with a shape (m, n), a dtype, T and @; got {type(A).__name__}")
         self.matrix = jax.tree.map(owned, A)
         self.dtype = requested_dtype(A.dtype if dtype is None else dtype)
+        entries = A.T if is_transpose(A) else A
+        self.pattern = known(entries) if has_entries(entries) else None
         self.tags = frozenset(tags if isinstance(tags, (tuple, list, set, frozenset)) else [tags])
         if jnp.promote_types(A.dtype, self.dtype) != self.dtype:
             raise ValueError(f"vectors of {self.dtype} cannot hold products with A of {A.dtype}; use A.astype first")
@@ -110,7 +117,20 @@ class SparseOperator(lx.MatrixLinearOperator):
         """The transpose; the operator itself if it is tagged symmetric, as with lineax's own operators."""
         if lx.is_symmetric(self):
             return self
-        return SparseOperator(self.matrix.T, lx.transpose_tags(self.tags), dtype=self.dtype)
+        return self.with_pattern(SparseOperator(self.matrix.T, lx.transpose_tags(self.tags), dtype=self.dtype))
+
+    def with_pattern(self, other: "SparseOperator") -> "SparseOperator":
+        """`other`, a new operator whose entries have the pattern of this one's."""
+        object.__setattr__(other, "pattern", self.pattern)
+        return other
+
+    @property
+    def known(self) -> Any:
+        """The matrix, with indices that are not traced if its pattern is known."""
+        A, pattern = self.matrix, self.pattern
+        if pattern is None:
+            return A
+        return pattern.matrix(A.T.data).T if is_transpose(A) else pattern.matrix(A.data)
 
     def in_structure(self) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(self.matrix.shape[1:], self.dtype)
@@ -164,7 +184,7 @@ class _Solver(lx.AbstractLinearSolver):
                 f"y0 must have the structure, shapes and dtypes of the unknowns, {types}; got "
                 f"{jax.tree.map(jax.typeof, y0)}"
             )
-        A = _flat(state, unravel, zero.dtype)
+        A = _flat(state, unravel, zero.dtype, self.method in (direct, solve))
         if self.method is lsmr and is_function(A):
             A = A, _flat(lx.conj(state).transpose(), unravel_b, b.dtype)
         # What is not given is left to the method, which has its own defaults.
@@ -271,12 +291,12 @@ class LeastSquares(_Solver):
         return state.transpose(), {}
 
 
-def _flat(operator: Operator, unravel: Callable[[Array], Any], dtype: Any) -> Any:
+def _flat(operator: Operator, unravel: Callable[[Array], Any], dtype: Any, by_entries: bool = False) -> Any:
     """The operator on raveled vectors: its matrix if it has one, whose basis the methods enter; else a function."""
     while isinstance(operator, lx.TaggedLinearOperator):
         operator = operator.operator
     if isinstance(operator, SparseOperator):
-        return operator.matrix
+        return operator.known if by_entries else operator.matrix
     return lambda v: ravel_pytree(operator.mv(unravel(v.astype(dtype))))[0]  # refine has narrower vectors for M
 
 
@@ -304,7 +324,7 @@ def _alike(a: Any, b: Any) -> bool:
 
 @lx.conj.register(SparseOperator)
 def _(operator: SparseOperator) -> SparseOperator:
-    return SparseOperator(_conj(operator.matrix), operator.tags, dtype=operator.dtype)
+    return operator.with_pattern(SparseOperator(_conj(operator.matrix), operator.tags, dtype=operator.dtype))
 
 
 @lx.diagonal.register(SparseOperator)

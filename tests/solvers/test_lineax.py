@@ -10,7 +10,7 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
-from solvers import Solution, Status, bicgstab, cg, direct, fcg, gmres, minres, precond, refine, solve
+from solvers import Solution, Status, bicgstab, cg, direct, fcg, gmres, minres, precond, refine, solve, superlu
 from tests.marks import deep, few
 from tests.solvers.methods import N, matrix, right_hand_side
 
@@ -176,6 +176,33 @@ def indefinite(A):
 def unsymmetric(A):
     row, col = DEFINITE.nonzero()
     return A.with_data(A.data + np.where(row < col, 3.0, 0.0))
+
+
+@pytest.mark.parametrize("transposed", [False, deep(True)])
+def test_direct_solves_a_batch_and_its_derivatives_without_superlu(transposed, monkeypatch):
+    """lineax traces the arrays of the pattern, which the operator keeps."""
+    monkeypatch.setattr(superlu, "call", None)
+    A = stored(GENERAL, "sell")
+    data = np.stack([A.data, 2 * np.asarray(A.data)])
+
+    def value(data):
+        M = A.with_data(data)
+        operator = SparseOperator(M.T if transposed else M)
+        return jnp.sum(jnp.sin(lx.linear_solve(operator, B, Krylov(direct), throw=False).value))
+
+    assert "callback" not in jax.jit(jax.vmap(value)).lower(data).as_text()
+    row, col = A.row_ids, A.col_ids
+
+    def dense(data):
+        D = jnp.zeros(GENERAL.shape).at[row, col].set(data)
+        return jnp.sum(jnp.sin(jnp.linalg.solve(D.T if transposed else D, B)))
+
+    for ours, wanted in zip(
+        jax.jit(jax.vmap(jax.value_and_grad(value)))(data),
+        jax.jit(jax.vmap(jax.value_and_grad(dense)))(data),
+        strict=True,
+    ):
+        assert_near(ours, wanted)
 
 
 @pytest.mark.parametrize(
