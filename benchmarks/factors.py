@@ -154,6 +154,17 @@ def determinants(small: bool) -> Iterator[Row]:
         yield {"problem": f"Poisson, {n}²", "n": n * n, "value": milliseconds(f), "gradient": gradient}
 
 
+def grid(n: int) -> sp.csr_array:
+    """As power flow has: n buses in a chain with short branches across, two unknowns a bus."""
+    rng = np.random.default_rng(0)
+    chain, first = np.arange(n - 1), rng.integers(0, n - 20, n // 2)
+    ends = np.append(chain, first), np.append(chain + 1, first + rng.integers(2, 20, n // 2))
+    links = sp.coo_array((np.ones(len(ends[0])), ends), shape=(n, n))
+    J = sp.csr_array(sp.kron(links + links.T + sp.eye_array(n), np.ones((2, 2))))
+    J.data = -rng.uniform(0.1, 1, J.nnz)
+    return sp.csr_array(J + sp.diags_array(1.1 * np.asarray(abs(J).sum(axis=1))))
+
+
 def of_batches(small: bool) -> Iterator[Row]:
     rng = np.random.default_rng(0)
     blocks = sp.kron(sp.eye_array(100), 4 * np.eye(12) + rng.random((12, 12)))
@@ -164,6 +175,7 @@ def of_batches(small: bool) -> Iterator[Row]:
         "64 unknowns, 5 diagonals": (sp.diags_array([1, -4, 6.1, -4, 1], offsets=range(-2, 3), shape=(64, 64)), 2000),
         "50 unknowns, 10 % full": (random + 5 * sp.eye_array(50), 4000),
         "Poisson, 32²": (jsf.gallery.poisson(32, dim=2), 1000),
+        "power grid, 1,354 buses": (grid(1354), 500),
         "100 blocks of 12, tridiagonal": (blocks + sp.kron(beside, 0.1 * rng.random((12, 12))), 1000),
     }
     for name, (S, count) in problems.items():
