@@ -318,11 +318,11 @@ def factors_on_a_gpu() -> Iterator[str]:
     return table(" | ".join(sides.values()), ((row["problem"], *(cell(row, key) for key in sides)) for row in rows))
 
 
-def batches() -> Iterator[str]:
-    """CPU milliseconds of solves of many systems with new values; empty where a side is absent."""
+def batches(what: str) -> Iterator[str]:
+    """Milliseconds, on a CPU of the processor, of solves of many systems with new values."""
     sides = {"direct": "`direct`", "bicgstab": "`bicgstab`", "dense": "dense LU", "lax": "`tridiagonal_solve`"}
-    sides |= {"loop": "a loop of SciPy's `spsolve`"}
-    rows = rows_of("batches_cpu", section="batches")
+    rows = rows_of(what, section="batches")
+    sides |= {"loop": "a loop of SciPy's `spsolve`"} if "loop" in rows[0] else {}
     cells = ((f"{row['systems']} × {row['problem']}", *(cell(row, key) for key in sides)) for row in rows)
     return table(" | ".join(sides.values()), cells)
 
@@ -377,7 +377,8 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "stages on a GPU": sourced(stages, "stages", "device_h200"),
     "factors": sourced(factors, "factors", "factors_cpu"),
     "factors on a GPU": sourced(factors_on_a_gpu, "factors", "factors_gpu"),
-    "batches": sourced(batches, "factors --only batches", "batches_cpu"),
+    "batches": sourced(lambda: batches("batches_cpu"), "factors --only batches", "batches_cpu"),
+    "batches, GPU": sourced(lambda: batches("batches_h200"), "factors --only batches", "batches_h200"),
     "first calls": sourced(first_calls, "peers", "first_calls_cpu"),
     "starts": sourced(starts, "peers", "first_calls_cpu"),
     "multigrid": sourced(multigrid, "solvers --only multigrid", "multigrid_cpu"),
