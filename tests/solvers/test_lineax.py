@@ -10,7 +10,7 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
-from solvers import Solution, Status, bicgstab, cg, direct, fcg, gmres, minres, precond, refine, solve, superlu
+from solvers import Solution, Status, bicgstab, cg, direct, fcg, gmres, host_calls, minres, precond, refine, solve
 from tests.marks import deep, few
 from tests.solvers.methods import N, matrix, right_hand_side
 
@@ -181,7 +181,7 @@ def unsymmetric(A):
 @pytest.mark.parametrize("transposed", [False, deep(True)])
 def test_direct_solves_a_batch_and_its_derivatives_without_superlu(transposed, monkeypatch):
     """lineax traces the arrays of the pattern, which the operator keeps."""
-    monkeypatch.setattr(superlu, "call", None)
+    monkeypatch.setattr(host_calls, "call", None)
     A = stored(GENERAL, "sell")
     data = np.stack([A.data, 2 * np.asarray(A.data)])
 
