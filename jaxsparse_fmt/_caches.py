@@ -16,7 +16,7 @@ class CacheInfo(NamedTuple):
     Attributes:
       entries: results that are kept.
       most: results that may be kept; the one whose last use is longest ago makes room.
-      nbytes: bytes of their arrays, without those of compiled programs.
+      nbytes: bytes of their arrays and factors, without those of compiled programs.
     """
 
     entries: int
@@ -42,6 +42,35 @@ def remembered(most: int, what: str) -> Callable[[Callable[..., Any]], Any]:
     return lambda f: listed(functools.lru_cache(most)(f), what)
 
 
+class Recent:
+    """The results last used, the oldest first, found by what holds of them instead of a key; callers hold a lock."""
+
+    def __init__(self, most: int, what: str):
+        self.most = most
+        self.results: list[Any] = []
+        listed(self, what)
+
+    def find(self, holds: Callable[[Any], bool]) -> Any:
+        """The oldest result of which it holds, which is the newest from now on; None: there is none."""
+        for k, one in enumerate(self.results):
+            if holds(one):
+                self.results.append(self.results.pop(k))
+                return one
+        return None
+
+    def put(self, result: T, room: int = 0) -> T:
+        """The result, kept among `most`, or `room` if that is more."""
+        self.results.append(result)
+        del self.results[: -max(self.most, room)]
+        return result
+
+    def values(self) -> list[Any]:
+        return list(self.results)
+
+    def clear(self) -> None:
+        self.results.clear()
+
+
 def cache_info() -> dict[str, CacheInfo]:
     """What the library keeps between calls in this process, by what it is: a `CacheInfo` each.
 
@@ -64,7 +93,7 @@ def cache_info() -> dict[str, CacheInfo]:
 
 
 def clear_caches() -> None:
-    """Drops what the library keeps between calls: programs, index arrays, and what `solve` remembers.
+    """Drops what the library keeps between calls: programs, index arrays, factors, and what `solve` remembers.
 
     Later calls compute it anew. Matrices, preconditioners and factors that the caller holds keep their arrays.
 

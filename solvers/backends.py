@@ -18,6 +18,7 @@ import numpy as np
 from jax import Array, lax
 
 from jaxsparse_fmt._arguments import check_choice
+from jaxsparse_fmt._caches import Recent
 from jaxsparse_fmt._pytrees import pytree
 from jaxsparse_fmt._tracing import concrete, is_traced
 from jaxsparse_fmt.core.kept import Kept
@@ -34,8 +35,8 @@ LIBRARIES = {"cholmod": ("sparsax", "direct"), "klu": ("sparsax", "direct"), "cu
 PLATFORMS = {"sparsax": "cpu", "spineax": "gpu"}
 HEAVY = 1e9  # multiplications, of about a second, for which "auto" takes CHOLMOD
 TOKENS = 8  # of cuDSS, whose analyses new values may take over; spineax keeps as many factors
-_fitting = Kept(64, "patterns whose factors fit")  # patterns whose factors fit into the memory
-_tokens: list[tuple[Any, int]] = []  # patterns, and names of tokens; the newest last
+_fitting = Kept(64, "patterns whose factors fit")
+_tokens = Recent(TOKENS, "analyses of cuDSS")  # patterns, and names of tokens
 _lock = threading.Lock()
 
 
@@ -133,17 +134,14 @@ def _taken(pattern: Any) -> int:
     The oldest: its factors are the last to be used again, by another thread for instance.
     """
     with _lock:
-        for k, (other, name) in enumerate(_tokens):
-            if other == pattern:
-                del _tokens[k]
-                return name
-    return 0
+        if _tokens.find(lambda one: one[0] == pattern) is None:
+            return 0
+        return _tokens.results.pop()[1]
 
 
 def _keep(pattern: Any, name: int) -> None:
     with _lock:
-        _tokens.append((pattern, name))
-        del _tokens[:-TOKENS]
+        _tokens.put((pattern, name))
 
 
 def _digest(*arrays: Array) -> Array:

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import scipy
 
+from jaxsparse_fmt._caches import Recent
 from jaxsparse_fmt.core import mesh_axes
 from solvers import superlu
 from solvers.core.program import interrupted_after
@@ -42,7 +43,7 @@ class Pattern:
         return with_data(self.S, values[self.S.data])
 
 
-class Kept(NamedTuple):
+class Factored(NamedTuple):
     """Factors, None where there are none, of values on a pattern, of which `sample` is a part."""
 
     pattern: Pattern
@@ -52,20 +53,18 @@ class Kept(NamedTuple):
     found: OnHost | None
 
 
-_recent: list[Kept] = []  # the last ones first
-_patterns: list[Pattern] = []  # the last one first
+_factored = Recent(KEPT, "factors for programs")
+_patterns = Recent(KEPT, "patterns of factors for programs")
 
 
 def _pattern(n: int, row: Any, col: Any) -> Pattern:
     """The pattern of these entries, one object for equal ones."""
+
+    def holds(one: Pattern) -> bool:
+        return one.n == n and np.array_equal(one.row, row) and np.array_equal(one.col, col)
+
     with superlu.lock:
-        for k, pattern in enumerate(_patterns):
-            if pattern.n == n and np.array_equal(pattern.row, row) and np.array_equal(pattern.col, col):
-                _patterns.insert(0, _patterns.pop(k))
-                return pattern
-        _patterns[KEPT - 1 :] = []
-        _patterns.insert(0, Pattern(n, row, col))
-        return _patterns[0]
+        return _patterns.find(holds) or _patterns.put(Pattern(n, row, col))
 
 
 def kept(n: int, recipe: Recipe, row: Any, col: Any, values: Any, room: int = KEPT) -> OnHost | None:
@@ -81,17 +80,15 @@ def kept(n: int, recipe: Recipe, row: Any, col: Any, values: Any, room: int = KE
     pattern = _pattern(n, np.asarray(row), np.asarray(col))
     key = pattern, recipe, values[:: values.size // SAMPLE + 1].tobytes()
     with superlu.lock:
-        for k, one in enumerate(_recent):
-            if one[:3] == key and np.array_equal(one.values, values):
-                _recent.insert(0, _recent.pop(k))
-                return one.found
+        one = _factored.find(lambda one: one[:3] == key and np.array_equal(one.values, values))
+    if one is not None:
+        return one.found
     found = None
     if np.all(np.isfinite(values)):
         with contextlib.suppress(SolverError):
             found = superlu.factored(Host(pattern.matrix(values), pattern.shared), recipe, "A", False)
     with superlu.lock:
-        _recent.insert(0, Kept(*key, values.copy(), found))
-        _recent[max(room, KEPT) :] = []
+        _factored.put(Factored(*key, values.copy(), found), room)
     return found
 
 

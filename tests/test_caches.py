@@ -34,6 +34,17 @@ def test_is_the_least_recently_used_result_the_one_that_goes():
     assert made == [1, 2, 3, 2] and js.cache_info()["squares"][:2] == (2, 2)
 
 
+def test_is_what_was_found_by_a_condition_the_newest():
+    recent = _caches.Recent(2, "pairs")
+    for pair in ((1, "a"), (2, "b")):
+        recent.put(pair)
+    assert recent.find(lambda one: one[0] == 1) == (1, "a") and recent.find(lambda one: one[0] == 3) is None
+    recent.put((3, "c"))
+    assert recent.values() == [(1, "a"), (3, "c")] and js.cache_info()["pairs"] == (2, 2, 0)
+    recent.put((4, "d"), room=3)
+    assert len(recent.values()) == 3
+
+
 def test_are_results_counted_while_their_arrays_live():
     table, arrays = Kept(2, "tests"), [jnp.arange(n) for n in (3, 4, 5)]
     for a in arrays:

@@ -130,15 +130,6 @@ class Settings:
             if (value := getattr(self, name)) is not getattr(Settings, name):
                 object.__setattr__(self, name, check(value))
 
-    def __or__(self, changes: dict[str, Any]) -> "Settings":
-        return dataclasses.replace(self, **changes)
-
-    def __getitem__(self, name: str) -> Any:
-        return getattr(self, name)
-
-    def get(self, name: str) -> Any:
-        return getattr(self, name)
-
     @property
     def is_watched(self) -> bool:
         """Whether the user sees more of the steps than their result."""
@@ -204,14 +195,6 @@ CHECKS: dict[str, Callable[[Any], Any]] = {
     "check_every": lambda value: None if value is None else arguments.int_at_least(value, "check_every", 1),
     "adjoint": _adjoint,
 }
-
-
-DEFAULTS = Settings()
-
-
-def settled(settings: Any, given: Any, n: int, default: int, drop: float = 0.0) -> tuple[Options, Any, Limits]:
-    settings = Settings(**settings) if isinstance(settings, dict) else settings
-    return settings.of_loop(jax.tree.leaves(given), n, default, drop)
 
 
 def steps_per_check(n: int, platform: str, arrays: int = 0, refines: bool = False) -> int:

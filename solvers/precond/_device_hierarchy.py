@@ -21,6 +21,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import SingleDeviceSharding
 
+from jaxsparse_fmt._caches import remembered
 from jaxsparse_fmt.algebra import on_device
 from jaxsparse_fmt.algebra.on_device import on_accelerator
 from jaxsparse_fmt.core.matrix import SparseMatrix
@@ -190,7 +191,7 @@ def _room(usual: int, size: int) -> int:
     return usual if size <= usual else min(-(-size // step) * step, MOST)
 
 
-@functools.lru_cache(64)
+@remembered(64, "programs of multigrid")
 def _compiled(rooms: Rooms, place: Any) -> list[Future[Any]]:
     """The programs for levels in these rooms, `measured` first; they compile side by side, and the slowest begin first.
 

@@ -84,7 +84,7 @@ def spineax(monkeypatch):
     monkeypatch.setitem(sys.modules, "spineax", found)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name == "spineax" or FIND(name))
     monkeypatch.setitem(backends.PLATFORMS, "spineax", "cpu")
-    monkeypatch.setattr(backends, "_tokens", [])
+    backends._tokens.clear()
     yield found
     backends._by_cudss.clear_cache()
     jax.clear_caches()
