@@ -21,7 +21,7 @@ from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from solvers import pencil as pencils
 from solvers import ritz
-from solvers.core import arguments
+from solvers.core import arguments, operators
 from solvers.core.iterate import tell_end
 from solvers.core.program import Entry
 from solvers.core.scaling import Map, scaled, scaled_by
@@ -54,6 +54,7 @@ def eigs(
     k: int = 6,
     *,
     M: Any = None,
+    Minv: Any = None,
     sigma: Any = None,
     which: str = "LM",
     v0: Any = None,
@@ -77,8 +78,9 @@ def eigs(
       A: [n, n] matrix: a jaxsparse_fmt format, a dense array, anything with a shape and `@`; or a function v -> A·v,
         which needs v0.
       k: the number of pairs, below n. It may cut a conjugate pair, of which then the one with Im λ > 0 is returned.
-      M: [n, n] jaxsparse matrix, for A·x = λ·M·x; A is then one, too. The host factors M; with sigma M is not factored,
-        and may be singular: infinite eigenvalues are the last ones.
+      M: [n, n] matrix, sparse or dense, for A·x = λ·M·x. The host factors M; with sigma M is not factored, and may be
+        singular: infinite eigenvalues are the last ones.
+      Minv: as in `eigsh`.
       sigma: a real or complex number; the host factors A − sigma·M, as in `eigsh`, and `which` orders
         1/(λ − sigma): "LM" takes the eigenvalues nearest to sigma. Where A − sigma·M is singular within rounding, sigma
         is moved by about √eps·(‖A‖ + |sigma|·‖M‖)/‖M‖ in the norm ‖·‖₁, and eigenvalues that are nearly as far from it
@@ -106,36 +108,36 @@ def eigs(
     if not isinstance(left, bool):
         raise TypeError(f"left must be True or False; got {left!r}")
     is_pencil = M is not None or sigma is not None
-    if is_pencil:
-        pencils.check(A, M)
+    A, M = pencils.pair(A, M, sigma, Minv)
     in_basis, basis, k, v0 = eigenproblem(A, k, v0, "v0", (), hermitian=False)
     if is_pencil:
-        in_basis, basis = A, IDENTITY
+        in_basis, basis = operators.operator(A, v0.shape[0], "A"), IDENTITY
     n = v0.shape[0]
+    M, Minv = (None if a is None else operators.operator(a, n, "M") for a in (M, Minv))
     ncv = arguments.int_at_least(min(n, max(2 * k + 1, NCV)) if ncv is None else ncv, "ncv", 1)
     if not k < ncv <= n:
         raise ValueError(f"ncv must be above k = {k} and at most n = {n}; got {ncv}")
     m = min(n, max(ncv, k + LEAST_NCV))
     if sigma is None:
-        factors = None if M is None else pencils.inverse_of(M), None
+        factors = None if M is None or Minv is not None else pencils.inverse_of(M), None
     else:
         factors = pencils.shifted(A, M, sigma, "eigs")
-    dtypes = [part.dtype for part in (M, factors[1] and factors[1].sigma) if part is not None]
-    v0 = v0.astype(jnp.result_type(v0.dtype, *dtypes))
+    of_M = [] if M is None else [operators.product_dtype(M, v0, "M")]
+    v0 = v0.astype(operators.promoted(v0.dtype, *of_M, *([] if factors[1] is None else [factors[1].sigma.dtype])))
     basis.agree(lambda: {"k": k, "which": which, "ncv": ncv, "tol": tol, "maxiter": maxiter, "left": left})
     watcher = arguments.watcher(progress)
     plan = k, which, m, left, watcher
-    return _solve(plan, (in_basis, M), basis, v0, factors, limits(tol, maxiter), calls=watcher is not None)
+    return _solve(plan, (in_basis, M, Minv), basis, v0, factors, limits(tol, maxiter), calls=watcher is not None)
 
 
-def _in_basis(plan: Any, maps: tuple[Any, Any], basis: Basis, v0: Array, more: Any, limits: Limits) -> EigenSolution:
+def _in_basis(plan: Any, maps: tuple[Any, ...], basis: Basis, v0: Array, more: Any, limits: Limits) -> EigenSolution:
     k, which, m, left, watcher = plan
-    start, pencil = basis.enter(v0), Pencil(*maps, *more)
+    start, pencil = basis.enter(v0), pencils.of(*maps, *more)
     operation = TwoSided(_run, (outside(basis), k, which, m, watcher), left)
     return two_sided(operation, basis, pencil, start, (start, limits))
 
 
-_solve = Entry(_in_basis, lambda _, v0: (v0, v0))
+_solve = Entry(_in_basis, lambda _, v0: (v0, v0, v0))
 
 
 # -------------------------------------------------------------------------------------------------------- the loop

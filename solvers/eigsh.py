@@ -19,7 +19,7 @@ from jaxsparse_fmt._arguments import check_choice
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from solvers import pencil as pencils
-from solvers.core import arguments
+from solvers.core import arguments, operators
 from solvers.core.iterate import tell_end
 from solvers.core.program import Entry
 from solvers.core.scaling import Map, scaled, scaled_by
@@ -50,6 +50,7 @@ def eigsh(
     k: int = 6,
     *,
     M: Any = None,
+    Minv: Any = None,
     which: str = "LM",
     sigma: Any = None,
     v0: Any = None,
@@ -70,15 +71,17 @@ def eigsh(
     Eigenvalues are differentiable to second order, eigenvectors to first, with respect to A's values and whatever a
     function closes over; dλ = vᴴ·dA·v and dv = −(A − λ)⁺·dA·v with vᴴ·dv = 0, by MINRES. Derivatives hold for changes
     that keep A Hermitian. An eigenvalue with copies has no derivative of its own (the sum over its copies has one), and
-    the derivative of its vectors is NaN. So are all derivatives of pairs whose status is a failure.
+    the derivative of its vectors is NaN, but for the gradient of a loss that does not depend on the basis of their
+    space, as of the projector on it. All derivatives of pairs whose status is a failure are NaN.
 
     Args:
       A: [n, n] matrix: a jaxsparse_fmt format, a dense array, anything with a shape and `@`; or a function v -> A·v,
         which needs v0.
       k: the number of pairs, below n.
-      M: [n, n] jaxsparse matrix, for the pairs of A·x = λ·M·x; A is then one, too. xᴴ·M·x is 1 for the
+      M: [n, n] matrix, sparse or dense, for the pairs of A·x = λ·M·x. xᴴ·M·x is 1 for the
         eigenvectors. The host factors M, which must be positive definite; with sigma M is not factored, and may be
         semidefinite: infinite eigenvalues, those of its null vectors, are left out.
+      Minv: M⁻¹, a matrix or a function v -> M⁻¹·v, in place of factors; M may then be a function, too.
       which: "LM" largest in magnitude, "LA" largest, "SA" smallest.
       sigma: a real number; the pairs nearest to it are those of the largest eigenvalues of (A − sigma·M)⁻¹·M. The host
         factors A − sigma·M, at run time if A is traced, and keeps the last few factors. A is then a jaxsparse matrix,
@@ -110,34 +113,34 @@ def eigsh(
     if sigma is not None and which != "LM":
         raise ValueError(f"sigma takes the eigenvalues nearest to it, and no which; got {which!r}")
     is_pencil = M is not None or sigma is not None
-    if is_pencil:
-        pencils.check(A, M)
+    A, M = pencils.pair(A, M, sigma, Minv)
     in_basis, basis, k, v0 = eigenproblem(A, k, v0, "v0", ())
     if is_pencil:
-        in_basis, basis = A, IDENTITY
-        v0 = v0.astype(v0.dtype if M is None else jnp.promote_types(v0.dtype, M.dtype))
+        in_basis, basis = operators.operator(A, v0.shape[0], "A"), IDENTITY
     n = v0.shape[0]
+    M, Minv = (None if a is None else operators.operator(a, n, "M") for a in (M, Minv))
+    v0 = v0 if M is None else v0.astype(operators.promoted(v0.dtype, operators.product_dtype(M, v0, "M")))
     check_choice("which", which, KEYS, NEAREST)
     ncv = arguments.int_at_least(min(n, max(2 * k + 1, NCV)) if ncv is None else ncv, "ncv", 1)
     if not k < ncv <= n:
         raise ValueError(f"ncv must be above k = {k} and at most n = {n}; got {ncv}")
     m = min(n, max(ncv, k + LEAST_NCV))
     if sigma is None:
-        factors = None if M is None else pencils.inverse_of_mass(M), None
+        factors = None if M is None or Minv is not None else pencils.inverse_of_mass(M), None
     else:
         factors = pencils.shifted(A, M, sigma)
     basis.agree(lambda: {"k": k, "which": which, "ncv": ncv, "tol": tol, "maxiter": maxiter})
     watcher = arguments.watcher(progress)
     plan = k, which, m, watcher
-    return _solve(plan, (in_basis, M), basis, v0, factors, limits(tol, maxiter), calls=watcher is not None)
+    return _solve(plan, (in_basis, M, Minv), basis, v0, factors, limits(tol, maxiter), calls=watcher is not None)
 
 
-def _in_basis(plan: Any, maps: tuple[Any, Any], basis: Basis, v0: Array, more: Any, limits: Limits) -> EigenSolution:
-    start, pencil = basis.enter(v0), Pencil(*maps, *more)
+def _in_basis(plan: Any, maps: tuple[Any, ...], basis: Basis, v0: Array, more: Any, limits: Limits) -> EigenSolution:
+    start, pencil = basis.enter(v0), pencils.of(*maps, *more)
     return eigenpairs(Pairs(_run, (outside(basis), *plan)), basis, pencil, start, (start, limits))
 
 
-_solve = Entry(_in_basis, lambda _, v0: (v0, v0))
+_solve = Entry(_in_basis, lambda _, v0: (v0, v0, v0))
 
 
 # -------------------------------------------------------------------------------------------------------- the loop

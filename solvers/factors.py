@@ -185,3 +185,9 @@ def bordered(A: Any, Z: Array, L: Array, shift: Array) -> SparseMatrix:
     right = from_coo(col, row, jnp.ravel(jnp.abs(shift) * L), (n, m))
     below = from_coo(row, col, jnp.ravel(jnp.abs(shift) * Z.conj()), (m, n))
     return block([[A, right], [below, None]])
+
+
+def of_dense(a: Any) -> SparseMatrix:
+    """A dense array with all its entries, which may be traced."""
+    row, col = np.indices(a.shape).reshape(2, -1)
+    return from_coo(row, col, jnp.ravel(a), a.shape, format="csr")

@@ -14,9 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jaxsparse_fmt._pytrees import pytree
 from jaxsparse_fmt._tracing import is_traced
 from solvers import factors
 from solvers.core import arguments
+from solvers.core.linear_solve import transposed
 from solvers.core.program import interrupted_after
 from solvers.host_calls import kept
 from solvers.precond import _checks as checks
@@ -69,16 +71,49 @@ class Pencil(NamedTuple):
         return self.A(X) - values * self.mass(X)
 
 
-def check(A: Any, M: Any) -> None:
-    """Refuses an A that has no entries to factor, and an M that is no matrix of its shape."""
-    for a, name in ((A, "A"), (M, "M")):
-        if a is not None and not (checks.has_entries(a) or checks.is_transpose(a)):
+@pytree
+@dataclasses.dataclass(frozen=True, eq=False)
+class Given:
+    """A user's M⁻¹ in place of factors."""
+
+    inverse: Any
+    is_transposed: bool = dataclasses.field(default=False, metadata={"static": True})
+
+    @property
+    def T(self) -> "Given":
+        return dataclasses.replace(self, is_transposed=not self.is_transposed)
+
+    def solve(self, v: Array) -> Array:
+        apply = lambda v: (self.inverse @ v).astype(v.dtype)  # noqa: E731
+        return transposed(apply, v)(v) if self.is_transposed else apply(v)
+
+
+def pair(A: Any, M: Any, sigma: Any, Minv: Any) -> tuple[Any, Any]:
+    """A and M, dense ones as sparse, without those that are to be factored and have no entries.
+
+    ValueError, TypeError: they fit neither each other nor `Minv`.
+    """
+    if Minv is not None and (M is None or sigma is not None):
+        raise ValueError("Minv is the inverse of an M, and takes no sigma, with which M is not inverted")
+    if M is None and sigma is None:
+        return A, M
+    A, M = (factors.of_dense(a) if isinstance(a, np.ndarray | Array) and np.ndim(a) == 2 else a for a in (A, M))
+    factored = [(A, "A")] * (sigma is not None) + [(M, "M")] * (Minv is None and M is not None)
+    for a, name in factored:
+        if not (checks.has_entries(a) or checks.is_transpose(a)):
             raise TypeError(
                 f"M and sigma need jaxsparse matrices, which have entries; {name} is a {type(a).__name__}: "
-                "convert it with from_scipy or from_dense; for the smallest pairs of a function take lobpcg"
+                "convert it with from_scipy or from_dense; a function as M needs Minv, and for the smallest pairs of a "
+                "function take lobpcg"
             )
-    if M is not None and M.shape != A.shape:
-        raise ValueError(f"M has shape {M.shape}; with A of shape {A.shape} it must have the same")
+    shapes = [getattr(a, "shape", None) for a in (A, M)]
+    if None not in shapes and shapes[0] != shapes[1]:
+        raise ValueError(f"M has shape {shapes[1]}; with A of shape {shapes[0]} it must have the same")
+    return A, M
+
+
+def of(A: Any, M: Any, Minv: Any, S: Any, shift: Shift | None) -> Pencil:
+    return Pencil(A, M, S if Minv is None else Given(Minv), shift)
 
 
 def inverse_of(M: Any) -> Any:

@@ -55,7 +55,7 @@ OF_MATRICES = {
 }
 OPERATOR = {f"jaxsparse_fmt.core.{name}" for name in ("mesh_axes", "basis", "vector_passes")}
 OPERATOR |= {"jaxsparse_fmt.formats.memory", "jaxsparse_fmt.kernels.backends.jax_versions"}
-LIBRARIES = {"lineax": {"lineax", "equinox"}, "backends": {"sparsax", "spineax"}}
+LIBRARIES = {"lineax": {"lineax", "equinox"}, "backends": {"sparsax", "spineax"}, "schur": {"scipy"}}
 # Imported where they are used, so that `import jaxsparse_fmt` and `import solvers` do not pay for them.
 LAZY = ("rich", "matplotlib", "pyamg", "jax.experimental", "jax._src", "numba", "llvmlite")
 # Modules that are themselves imported so, inside functions of their neighbours.

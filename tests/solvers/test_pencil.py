@@ -280,3 +280,21 @@ def test_an_eigh_that_rounds_relative_to_its_whole_matrix_hides_no_pair(monkeypa
     sol = eigsh(jsf.from_scipy(S, "csr"), 4, sigma=0.0, ncv=18)
     np.testing.assert_allclose(sol.eigenvalues, np.linalg.eigvalsh(S.toarray())[:4], atol=1e-13)
     assert sol.success
+
+
+def test_dense_matrices_and_functions_stand_where_sparse_ones_do():
+    S, M = pencil()
+    a, m, ones = jnp.asarray(S.toarray()), jnp.asarray(M.toarray()), np.ones(N)
+    want = scipy.linalg.eigh(a, m, eigvals_only=True)[-K:]
+    inverse = jnp.linalg.inv(m)
+    functions = lambda a: eigsh(lambda v: a @ v, K, M=lambda v: m @ v, Minv=lambda v: inverse @ v, v0=ones)  # noqa: E731
+    for sol in (eigsh(a, K, M=m), functions(a), eigsh(a, K, M=m, sigma=float(want[-1]) + 0.1)):
+        assert sol.success
+        np.testing.assert_allclose(sol.eigenvalues, want, rtol=1e-9)
+    slope = jax.grad(lambda a: functions(a).eigenvalues[-1])(a)
+    x = np.asarray(functions(a).eigenvectors[:, -1])
+    np.testing.assert_allclose((slope + slope.T) / 2, np.outer(x, x), atol=1e-9)
+    with pytest.raises(TypeError, match="a function as M needs Minv"):
+        eigsh(a, K, M=lambda v: v)
+    with pytest.raises(ValueError, match="takes no sigma"):
+        eigsh(a, K, M=m, Minv=inverse, sigma=0)
