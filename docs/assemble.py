@@ -57,8 +57,8 @@ API: dict[str, tuple[str, dict[types.ModuleType, str]]] = {
     "api-solvers": (
         "Solve a system",
         {
-            solvers: """cg solve gmres minres bicgstab idrs fcg refine direct factorized Factorized logdet
-            spsolve_triangular solve_banded solve_block_tridiagonal lsmr Solution LeastSquaresSolution Status
+            solvers: """cg solve gmres minres bicgstab cocg idrs fcg refine direct factorized Factorized logdet
+            nullspace spsolve_triangular solve_banded solve_block_tridiagonal lsmr Solution LeastSquaresSolution Status
             SolverError Adjoint"""
         },
     ),

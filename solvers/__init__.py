@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from solvers.banded import solve_block_tridiagonal as solve_block_tridiagonal
     from solvers.bicgstab import bicgstab as bicgstab
     from solvers.cg import cg as cg
+    from solvers.cocg import cocg as cocg
     from solvers.core.settings import Adjoint as Adjoint
     from solvers.direct import Factorized as Factorized
     from solvers.direct import direct as direct
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from solvers.lsmr import LeastSquaresSolution as LeastSquaresSolution
     from solvers.lsmr import lsmr as lsmr
     from solvers.minres import minres as minres
+    from solvers.nullspace import nullspace as nullspace
     from solvers.refine import refine as refine
     from solvers.solution import Solution as Solution
     from solvers.solution import SolverError as SolverError
@@ -51,6 +53,7 @@ import_late(
         "banded": "solve_banded solve_block_tridiagonal",
         "bicgstab": "bicgstab",
         "cg": "cg",
+        "cocg": "cocg",
         "core.settings": "Adjoint",
         "direct": "direct factorized Factorized",
         "eigenpairs": "EigenSolution",
@@ -64,6 +67,7 @@ import_late(
         "logdet": "logdet",
         "lsmr": "lsmr LeastSquaresSolution",
         "minres": "minres",
+        "nullspace": "nullspace",
         "precond": "precond",
         "refine": "refine",
         "solution": "Solution SolverError Status",

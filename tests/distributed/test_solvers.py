@@ -42,6 +42,7 @@ STEPS = {
     "gmres": (functools.partial(solvers.gmres, restart=3), 1, 3),
     "bicgstab": (solvers.bicgstab, 2, 3),
     "minres": (solvers.minres, 1, 3),
+    "cocg": (solvers.cocg, 1, 2),
     "lsmr": (solvers.lsmr, 2, 2),
 }
 

@@ -107,6 +107,7 @@ CASES = {
     "minres": Case(solvers.minres, OF_MINRES),
     "gmres": Case(gmres, OF_GMRES),
     "bicgstab": Case(solvers.bicgstab, OF_GMRES),
+    "cocg": Case(solvers.cocg, OF_GMRES | {"CONVERGED": "definite, negative, mixed"}),
     "idrs": Case(solvers.idrs, OF_GMRES | {"DIVERGED": "ones"}),
     "refine": Case(functools.partial(solvers.refine, dtype="float32"), OF_CG | {"PRECISION": "tiny"}),
     "lsmr": Case(solvers.lsmr, OF_LSMR),

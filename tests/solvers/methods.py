@@ -20,7 +20,7 @@ class Case:
 
     name: str
     solver: Callable[..., solvers.Solution]
-    kind: str  # "definite", "symmetric" or "general"
+    kind: str  # "definite", "symmetric", "general", or "complex symmetric", definite where it is real
     scipy: Callable[..., Any] | None = None
 
     def __str__(self) -> str:
@@ -39,6 +39,7 @@ CASES = [
     Case("gmres", solvers.gmres, "general", spla.gmres),
     Case("gmres-flexible", functools.partial(solvers.gmres, flexible=True, restart=20), "general"),
     Case("idrs", solvers.idrs, "general"),
+    Case("cocg", solvers.cocg, "complex symmetric"),
 ]
 REFINED = [
     Case(f"refine-{method}-{dtype}", functools.partial(solvers.refine, method=method, dtype=dtype), kind)
@@ -55,13 +56,16 @@ REFINED = [
 
 
 def matrix(kind: str, seed: int = 0, dtype: Any = np.float64, n: int = N) -> sp.csr_array:
-    """A random sparse matrix with a condition number of about 30: definite, Hermitian, or neither."""
+    """A random sparse matrix with a condition number of about 30: definite, Hermitian, its own transpose, or none."""
     rng = np.random.default_rng(seed)
     B = sp.random_array((n, n), density=0.05, rng=rng)
     if np.issubdtype(dtype, np.complexfloating):
         B = B + 1j * sp.random_array((n, n), density=0.05, rng=rng)
     if kind == "definite":
         S = B.conj().T @ B + 0.3 * sp.eye_array(n)
+    elif kind == "complex symmetric":
+        S = B.real.T @ B.real + 0.3 * sp.eye_array(n) + 1j * (B.imag + B.imag.T)
+        S = S if np.issubdtype(dtype, np.complexfloating) else S.real
     elif kind == "symmetric":
         S = B + B.conj().T + sp.diags_array(np.where(np.arange(n) % 3 == 0, -2.0, 2.0))
     else:

@@ -39,6 +39,7 @@ def test_every_public_solver_is_asked():
     others = {"Adjoint", "Solution", "SolverError", "Status", "precond", "eigsh", "EigenSolution", "lobpcg"}
     others |= {"lsmr", "LeastSquaresSolution", "solve", "direct", "factorized", "Factorized", "spsolve_triangular"}
     others |= {"svds", "SingularSolution", "logdet", "solve_banded", "solve_block_tridiagonal"}
+    others |= {"expm_multiply", "FunctionSolution", "nullspace"}
     assert asked == set(solvers.__all__) - others
 
 
@@ -205,7 +206,7 @@ def test_a_singular_system_without_solution_never_succeeds(case: Case):
     assert not sol.success and np.all(np.isfinite(sol.x))
 
 
-@pytest.mark.parametrize("case", few([c for c in CASES if c.kind != "general"], 2), ids=str)
+@pytest.mark.parametrize("case", few([c for c in CASES if c.kind in ("definite", "symmetric")], 2), ids=str)
 def test_an_unsymmetric_matrix_is_told_from_a_hard_one(case: Case):
     rng = np.random.default_rng(3)
     S = sp.csr_array(np.eye(N) + 5 * np.triu(rng.standard_normal((N, N)), 1))
@@ -237,7 +238,7 @@ def test_checking_less_often_changes_neither_count_nor_answer(case: Case):
     one, many = (case.solver(dense(S), b, rtol=1e-9, check_every=k) for k in (1, 3))
     assert many.iterations == one.iterations
     # XLA rounds a prediction in several steps together in another way than in one.
-    rtol, atol = (1e-9, 1e-10) if case.name == "cg-one_reduction" else (1e-12, 1e-14)
+    rtol, atol = (1e-9, 1e-10) if case.name in ("cg-one_reduction", "cocg") else (1e-12, 1e-14)
     np.testing.assert_allclose(many.x, one.x, rtol=rtol, atol=atol)
 
 
