@@ -56,7 +56,8 @@ def null_space(S: Any, solve: Callable[[Any, str], Any]) -> np.ndarray | None:
             Z = solve(rows[:, None] * v[:, :k], "N")
             if not np.all(np.isfinite(Z)):
                 return None
-            Z = np.linalg.svd(Z, full_matrices=False)[0]
+            Z, R = np.linalg.qr(Z)
+            Z = Z @ np.linalg.svd(R)[0]  # of a tall matrix LAPACK's threads would wait for each other
             sizes = np.max(np.abs(S @ Z) / rows[:, None], axis=0) / (norm * np.max(np.abs(Z) * cols[:, None], axis=0))
             n_null = np.count_nonzero(sizes <= NULL * EPS)
             if n_null < k:

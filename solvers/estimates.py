@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from solvers.facts import Facts
+from solvers.facts import ROUGH, Facts
 
 PROGRAM = 0.05  # seconds that count for a program; it compiles in a second, and serves many solves
 DEARER = 4  # times the seconds of a way that was left: it goes on before a way that costs more
@@ -21,8 +21,8 @@ UNSURE = 3  # times the estimate of a way whose steps are guessed: it takes the 
 #   work: multiplications a second of SuperLU;
 #   factor, entry, solve, count: for an entry of the factors and one of A, one of the factors in a solve, one of A when
 #     the entries of its factors are counted;
-#   ilu, most_ilu, guessed_ilu: incomplete factors take as long as `ilu` whole ones, which drop nothing, and at most
-#     `most_ilu` for an entry of A, or `guessed_ilu` if the whole ones are not counted;
+#   ilu_entry, ilu: for an entry of A in incomplete factors, or twice that if whole ones are counted; they take at least
+#     this part of the time of whole ones, which drop nothing, and at most twice as long;
 #   dense: the singular values, divided by n³.
 DEVICES: dict[str, dict[str, float]] = {
     "cpu": dict(bandwidth=1.2e10, kernel=2e-6, call=4e-4, multigrid=5e-3, level=0.0)
@@ -30,7 +30,7 @@ DEVICES: dict[str, dict[str, float]] = {
     "gpu": dict(bandwidth=2.5e12, kernel=4e-6, call=1e-3, multigrid=0.3, level=1e-5)
     | dict(multigrid_row=1e-6, multigrid_entry=0.0, exchange=2e-5),
     "host": dict(work=3.5e9, factor=3e-8, entry=1e-7, solve=2e-9, count=4e-7, dense=6e-9)
-    | dict(ilu=2, most_ilu=5e-6, guessed_ilu=2.5e-6),
+    | dict(ilu_entry=2.5e-6, ilu=0.3),
 }
 FILL = 6  # entries of incomplete factors over those of A, usually
 # A step's products, the vectors that it moves, and its kernels; and those of a preconditioner.
@@ -64,7 +64,7 @@ class Trial(NamedTuple):
     way: Way
     set_up: float
     step: float
-    is_floor: bool = False  # only a bound from below is known, of factors whose entries are not counted yet
+    is_floor: bool = False  # only a bound from below is known, as factors are not counted yet, nor roughly
     taken: int = 0  # steps after which it was left for another way, if it was
     has_solved: bool = False  # a system with this pattern, so that its steps are known
 
@@ -94,7 +94,7 @@ def estimate(way: Way, facts: Facts, counts: bool = False) -> Trial:
     device, host, A = DEVICES.get(facts.platform), DEVICES["host"], facts.A
     if device is None:
         return Trial(way, math.nan, math.nan)
-    is_counted = counts or "factors" in vars(facts)
+    is_counted, is_floor = counts or "factors" in vars(facts), False
     if way.M == "factors":
         if not is_counted:
             work = facts.least_work if "least_work" in vars(facts) else 0.0
@@ -113,15 +113,21 @@ def estimate(way: Way, facts: Facts, counts: bool = False) -> Trial:
         set_up += device["multigrid"]
         set_up += (device["multigrid_row"] * facts.n + device["multigrid_entry"] * A.nnz) / facts.devices
     elif way.M == "ilu":
-        whole = host["ilu"] * _of_factors(facts) if is_counted else math.inf
-        set_up += min(whole, host["most_ilu" if is_counted else "guessed_ilu"] * A.nnz)
+        whole = _of_factors(facts) if is_counted else math.inf
+        rough = whole if is_counted else vars(facts).get("least_work", 0.0) * ROUGH * _times(A) / host["work"]
+        least = host["ilu_entry"] * (2 if is_counted else 1) * A.nnz
+        set_up += min(2 * whole, max(least, host["ilu"] * rough))
+        is_floor = not is_counted and "least_work" not in vars(facts)
         step += 12 * FILL * A.nnz / device["bandwidth"] + 2 * facts.n**0.5 * device["level"]
-    return Trial(way, set_up, step)
+    return Trial(way, set_up, step, is_floor)
 
 
 def _of_factors(facts: Facts) -> float:
     """Seconds of a factorization."""
-    (entries, work), host = facts.factors, DEVICES["host"]
-    if jnp.issubdtype(facts.A.dtype, jnp.complexfloating):
-        entries, work = 2 * entries, 4 * work
-    return work / host["work"] + entries * host["factor"] + facts.A.nnz * host["entry"]
+    (entries, work), host, A = facts.factors, DEVICES["host"], facts.A
+    return work * _times(A) / host["work"] + entries * _times(A) ** 0.5 * host["factor"] + A.nnz * host["entry"]
+
+
+def _times(A: Any) -> int:
+    """Real multiplications for one of A's numbers."""
+    return 4 if jnp.issubdtype(A.dtype, jnp.complexfloating) else 1

@@ -113,7 +113,7 @@ class Facts:
         b = np.asarray(arguments.still(b))
         part = Z @ (Z.T @ b)
         is_lost = np.linalg.norm(part, axis=0) > np.maximum(rtol * np.linalg.norm(b, axis=0), atol)
-        return part.astype(b.dtype) if np.any(is_lost) else None
+        return np.where(is_lost, part, 0).astype(b.dtype) if np.any(is_lost) else None
 
     @property
     def full_diagonal(self) -> bool:
@@ -124,8 +124,9 @@ class Facts:
         """Entries and multiplications of the factors; of little ones, and those that are out of reach, from above."""
         if self.pattern is None or self.n**3 / 3 <= LITTLE:
             return self.n**2, self.n**3 / 3
-        if self.pattern.envelope[1] <= LITTLE:
-            return self.pattern.envelope
+        bound = self.pattern.envelope if self.n <= FREE else self.pattern.rough_cost
+        if bound[1] <= LITTLE:
+            return bound
         if self.least_work * ROUGH > OUT_OF_REACH:
             return self.pattern.rough_cost
         return self.pattern.factor_entries, self.pattern.factor_work

@@ -2,7 +2,7 @@
 
 import copy
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -29,19 +29,6 @@ WIDE, SLOW = 0.1, 5e9  # where an envelope is wider than this part of n, MMD may
 _hosts, _patterns = Kept(1, "copies on the host"), Kept(4, "facts of patterns")
 
 
-class Blocks(NamedTuple):
-    """A[rows][:, cols] is block upper triangular, which pivots inside the blocks keep.
-
-    Attributes:
-      rows, cols: [n].
-      cost: entries and multiplications of its factors.
-    """
-
-    rows: np.ndarray
-    cols: np.ndarray
-    cost: tuple[float, float]
-
-
 class of_pattern(functools.cached_property):
     """A fact of the pattern alone, which matrices with other values share."""
 
@@ -64,10 +51,12 @@ class Host:
     """
 
     def __init__(self, S: Any, shared: dict[str, Any] | None = None):
-        self.shared = {} if shared is None else shared
         self.eps = np.finfo(S.dtype).eps
         self.S = S.tocsc().astype(np.complex128 if S.dtype.kind == "c" else np.float64, copy=False)
-        self.n = S.shape[0]
+        self.n, self.shared = S.shape[0], {} if shared is None else shared
+        places = self.S.indptr, self.S.indices
+        if not all(map(np.array_equal, places, self.shared.setdefault("places", places))):
+            self.shared = {}  # some format has left out a zero
         self._rows = S if S.format == "csr" else None  # until `symmetric` has compared them
 
     @functools.cached_property
@@ -103,8 +92,10 @@ class Host:
         return block_form.matching(with_data(self.S, np.ones(self.S.nnz)))
 
     @of_pattern
-    def blocks(self) -> "Blocks | None":
-        """A block triangular form of many blocks; None: there is none, or A is small, or nearly symmetric."""
+    def blocks(self) -> tuple[np.ndarray, np.ndarray, tuple[float, float]] | None:
+        """Rows and columns in whose order A is block upper triangular, which pivots inside the blocks keep, and the
+        entries and multiplications of its factors; None: A is small, or nearly symmetric, or has few blocks.
+        """
         if self.n <= FREE or self.asymmetry <= ASYMMETRY or self.matching is None:
             return None
         found = block_form.parts(with_data(self.S, np.ones(self.S.nnz)), self.matching)
@@ -114,7 +105,7 @@ class Host:
         inner = Host(inside)
         entries, work = inner.cost(COLAMD)
         cols = np.lexsort((inverse(inner.order(COLAMD)), part))
-        return Blocks(self.matching[cols], cols, (entries * self.S.nnz / inside.nnz, work))
+        return self.matching[cols], cols, (entries * self.S.nnz / inside.nnz, work)
 
     @functools.cached_property
     def longest_column(self) -> float:
@@ -189,7 +180,7 @@ class Host:
         if self.envelope[1] <= SLOW:
             return self.envelope
         if self.blocks is not None:
-            return self.blocks.cost
+            return self.blocks[2]
         pattern, n = self.pattern, self.n
         member, after, found = np.empty(n * FEW, np.int32), np.empty(n * FEW, np.int32), np.full(n, -1)
         arrays = pattern.indptr.astype(np.int64), pattern.indices.astype(np.int32)
@@ -258,7 +249,7 @@ class Host:
     def order(self, ordering: str) -> np.ndarray:
         """[n], SuperLU's order, cheaply: it factors this pattern with entries so small that it drops them."""
         if ordering == BLOCKS and self.blocks is not None:
-            return self.blocks.cols
+            return self.blocks[1]
         if ordering not in self.orders:
             from scipy.sparse import linalg
 
@@ -287,7 +278,7 @@ class Host:
         is the geometric mean of both. Without Numba it is the envelope.
         """
         if ordering == BLOCKS and self.blocks is not None:
-            return self.blocks.cost
+            return self.blocks[2]
         order = self.order(ordering)
         try:
             found, *_ = column_counts(self.pattern, order)

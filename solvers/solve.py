@@ -17,7 +17,7 @@ from solvers.core.solve import by_method
 from solvers.direct import placed_like, reachable
 from solvers.facts import Facts, Memory, NotFinite, Success, is_plain, recalled
 from solvers.on_host import refined
-from solvers.shortest import shortened
+from solvers.shortest import as_small_as, for_all_of, shortened
 from solvers.solution import Solution, Status, Told
 from solvers.ways import (
     GIVEN,
@@ -51,13 +51,14 @@ def solve(
     Methods without set-up (`cg`, `minres`, `bicgstab` with a diagonal) are abandoned if the rate at which the residual
     falls predicts a longer solve than by factors, `multigrid` or `ilu`. A singular A gets the shortest least-squares
     solution, as far as factors or vectors constant on its connected parts show the null space, and LEAST_SQUARES if
-    that does not solve the system. A RuntimeWarning announces what is estimated to take more than ten seconds; factors
-    that take more than an hour are left to `direct`.
+    that does not solve the system. A RuntimeWarning announces, with its estimate, what is expected to take a solve
+    beyond ten seconds, or twice what was announced before; factors that take more than an hour are left to `direct`.
 
     A second solve with the same matrix begins with what succeeded, and uses the preconditioner or the factors made
-    then; a matrix with the same pattern (`A.with_data`) begins with the same strategy. Eight patterns are remembered,
-    with preconditioners of at most 1 GB each, until the arrays of the pattern are freed. Arrays of NumPy, which may
-    change, are not remembered.
+    then; a matrix with the same pattern (`A.with_data`) begins with the same strategy, and its factors
+    take the order of the first ones. Eight patterns are remembered, with preconditioners or factors of at most 1 GB
+    each, of which `tried` tells, until the arrays of the pattern are freed. Arrays of NumPy, which may change, are not
+    remembered.
 
     Inside jit one strategy is chosen when the function is traced, and its status reports a failure: the cheapest of
     those with a set-up, or of all that suit the hints. A matrix that the function closes over is known; so is the
@@ -128,8 +129,13 @@ def solve(
     memory = Memory(arguments.still(A), b, asked, options) if remember and ways in (WAYS, ON_MANY_DEVICES) else None
     if memory is not None and len({*checked.basis._of_all(memory.in_words)}) > 1:
         memory.forget()  # what one process has lost all leave, so that all begin with the same way
+    limits, rest, part = (options.rtol, options.atol), b, None
+    if ways is WAYS and x0 is None and facts.is_plain and (part := facts.lost(b, *limits)) is not None:
+        rest, rtol = b - part, as_small_as(part, b, limits[0])
+        options = dataclasses.replace(options, rtol=reachable(rtol, A, b))
     try:
-        return first_success(A, b, x0, options, facts, ways, memory)
+        sol = first_success(A, rest, x0, options, facts, ways, memory)
+        return sol if part is None else for_all_of(b, sol, facts.host, *limits)
     except NotFinite as found:
         return _of_finite_columns(found.columns, A, b, x0, options, facts, ways)
 

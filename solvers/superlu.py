@@ -198,7 +198,7 @@ class Order(NamedTuple):
         """Kept with the pattern until another order is."""
         kept = host.shared.setdefault("ordered", {})
         if ordering not in kept or kept[ordering].cols is not cols:
-            rows = cols if ordering == MMD else host.blocks.rows if ordering == BLOCKS else slice(None)
+            rows = cols if ordering == MMD else host.blocks[0] if ordering == BLOCKS else slice(None)
             source = with_data(host.S, np.arange(host.S.nnz, dtype=np.int32))[rows][:, cols]
             source.sort_indices()
             kept[ordering] = cls(rows, cols, source)

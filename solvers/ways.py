@@ -23,7 +23,7 @@ from solvers.core import arguments
 from solvers.core.operators import is_function
 from solvers.core.settings import Settings
 from solvers.core.solve import by_method
-from solvers.direct import Prepared, by_factors, prepared, reachable, unsolved
+from solvers.direct import Prepared, by_factors, prepared, unsolved
 from solvers.estimates import BLOCK, Trial, Way, estimate
 from solvers.facts import Facts, check_finite
 from solvers.fcg import METHOD as FCG
@@ -31,7 +31,7 @@ from solvers.gmres import method as gmres
 from solvers.idrs import method as idrs
 from solvers.minres import METHOD as MINRES
 from solvers.precond.jacobi import of_diagonal
-from solvers.shortest import as_small_as, by_lsmr, by_singular_values, for_all_of, of_least_squares, shortened
+from solvers.shortest import by_lsmr, by_singular_values, of_least_squares, shortened
 from solvers.solution import Solution, SolverError, Status, Told
 
 RESTART = 30  # of gmres
@@ -122,8 +122,11 @@ def _next(queue: list[Trial], facts: Facts, by_cost: bool) -> Trial:
     """
     trial = min(queue, key=lambda trial: trial.rank) if by_cost else queue[0]
     if trial.is_floor:
-        counts = not by_cost or "least_work" in vars(facts) or not facts.least_work
-        queue[:] = [estimate(other.way, facts, counts)._replace(taken=other.taken) for other in queue]
+        is_rough = "least_work" not in vars(facts) and facts.least_work > 0
+        counts = trial.way.M == "factors" and not (by_cost and is_rough)
+        for k, other in enumerate(queue):
+            if not other.has_solved:
+                queue[k] = estimate(other.way, facts, counts)._replace(taken=other.taken)
         return _next(queue, facts, by_cost)
     queue.remove(trial)
     return trial
@@ -141,10 +144,7 @@ def first_success(
     """
     stage, stages = WAYS, [ways, AT_LAST] if ways is WAYS and facts.tries else [ways]
     limits = settings.rtol, settings.atol
-    if ways is WAYS and facts.tries and (part := facts.lost(b, *limits)) is not None:
-        if facts.is_plain and x0 is None:
-            exact = dataclasses.replace(settings, rtol=reachable(as_small_as(part, b, limits[0]), A, b))
-            return for_all_of(b, first_success(A, b - part, None, exact, facts, ways, memory), facts.host, *limits)
+    if ways is WAYS and facts.tries and facts.lost(b, *limits) is not None:
         stages = [AT_LAST]
     queue = [] if memory is None else [t for t in memory.order if facts.is_plain or t.way.method != "singular values"]
     if ways is WAYS and memory is not None and not memory.has_values:
@@ -285,7 +285,9 @@ def run(
         return by_lsmr(A, b, x0, options)
     if facts.tries and trial.step > 0 and way.M not in (None, GIVEN):
         others = [other.rank for other in queue if other.way.has_set_up or other.taken]
-        options = dataclasses.replace(options, budget=max(min(others) / trial.step, 1) if others else np.inf)
+        patience = 2 if way.has_set_up else 1  # which is paid
+        budget = max(patience * min(others) / trial.step, 1) if others else np.inf
+        options = dataclasses.replace(options, budget=budget)
     if x0 is None and facts.tries and way.M in ("multigrid", "ilu"):
         x0 = jnp.zeros_like(b)  # the program is that which goes on from another x
     sol = by_method(METHODS[way.method](facts.n), A, b, x0, options)

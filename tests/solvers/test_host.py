@@ -180,3 +180,14 @@ def test_ends_the_search_for_a_full_diagonal():
     """SciPy's own matching does not, in hours."""
     S = jsf.io.read_scipy(CASE).real
     assert np.count_nonzero(S.diagonal()) < 500 and not Host(S).structurally_singular
+
+
+def test_is_what_is_known_of_a_pattern_taken_for_another():
+    S = sp.csc_array(jsf.gallery.poisson(6, dim=2))
+    first, other = Host(S), S.copy()
+    other.data[3] = 0
+    other.eliminate_zeros()
+    found = first.pattern, first.order(MMD)
+    same, less = Host(S * 2, first.shared), Host(other, first.shared)
+    assert same.pattern is found[0] and same.order(MMD) is found[1]
+    assert less.pattern is not found[0] and less.pattern.nnz == found[0].nnz and len(less.order(MMD)) == 36

@@ -72,3 +72,25 @@ def test_do_regular_values_on_the_pattern_of_singular_ones_begin_with_least_squa
     values = np.asarray(singular.data) + (np.asarray(singular.data) == 0)
     sol = solve(singular.with_data(values), b)
     assert sol.success and sol.tried[0].startswith("direct")
+
+
+@pytest.mark.parametrize("size", [1e-6, 1.0])
+@pytest.mark.parametrize("n", [12, 26], ids=["small", "large"])
+def test_least_squares_of_a_laplacian_need_no_method_of_their_own(n, size, monkeypatch):
+    monkeypatch.setattr(sys.modules["solvers.ways"], "AT_LAST", ())
+    S = sp.block_diag([laplacian(jsf.gallery.poisson(n, dim=2)), laplacian(jsf.gallery.poisson(9, dim=2))], "csr")
+    part = np.where(np.arange(S.shape[0]) < n * n, 1.0, -0.5)  # constant on each of two
+    good = S @ np.random.default_rng(0).standard_normal(S.shape[0])
+    x = np.linalg.lstsq(S.toarray(), good, rcond=1e-12)[0]
+    b = good + size * part * np.linalg.norm(good) / np.linalg.norm(part)
+    A = jsf.from_scipy(S, "csr")
+    for _ in range(2):
+        sol = solve(A, b, rtol=1e-8)
+        assert sol.status is Status.LEAST_SQUARES
+        np.testing.assert_allclose(sol.x, x, atol=1e-6 * np.linalg.norm(x))
+        np.testing.assert_allclose(sol.residual_norm, size * np.linalg.norm(good), rtol=1e-4)
+        r = b - S @ sol.x
+        assert np.linalg.norm(S @ r) <= 1e-3 * np.linalg.norm(r)
+    both = solve(A, np.stack([good, b], 1), rtol=1e-8)
+    assert [Status(int(code)) for code in both.code] == [Status.CONVERGED, Status.LEAST_SQUARES]
+    np.testing.assert_allclose(both.x, np.stack([x, x], 1), atol=1e-6 * np.linalg.norm(x))

@@ -1,6 +1,7 @@
 """How `solve` searches: what it remembers, when it leaves a method, and how it goes on."""
 
 import dataclasses
+import functools
 import gc
 import sys
 import weakref
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.sparse as sp
+import scipy.sparse.linalg as spla
 
 import jaxsparse_fmt as jsf
 from solvers import Status, direct, estimates, solve
@@ -208,3 +210,42 @@ def test_a_b_on_a_mesh_takes_the_factors_of_an_earlier_solve_and_singular_values
         for sol in (solve(A, b), solve(singular, b)):
             assert sol.x.shape == B.shape and sol.code.shape == B.shape[1:]
         assert solve(A, b).tried[0].startswith("direct (factors of an earlier solve)")
+
+
+def test_new_values_are_factored_in_the_order_of_the_first_ones(monkeypatch):
+    S = jsf.gallery.poisson(30, dim=2)
+    A, orders, splu = jsf.from_scipy(S, "csr"), [], spla.splu
+    monkeypatch.setattr(spla, "splu", lambda C, **how: orders.append(how["permc_spec"]) or splu(C, **how))
+    x = np.random.default_rng(0).standard_normal(S.shape[0])
+    for k in (1.0, 2.0, 3.0):
+        sol = solve(A.with_data(k * A.data), k * (S @ x), rtol=1e-12)
+        assert sol.method == "direct"
+        np.testing.assert_allclose(sol.x, x, rtol=1e-9)
+    assert orders == ["MMD_AT_PLUS_A", "NATURAL", "NATURAL"]
+
+
+def test_a_repeated_solve_goes_back_to_no_guess(monkeypatch):
+    """A guess counts three times as much as steps that are known; and one that was wrong is not taken again."""
+    module, costs = sys.modules["solvers.ways"], {"factors": 9.0, "ilu": 9.0}
+    monkeypatch.setattr(module, "estimate", lambda way, *_: estimates.Trial(way, costs.get(way.M, 0.0), 1e-3))
+    S = jsf.gallery.poisson(200, dim=2)
+    b = np.random.default_rng(0).standard_normal(S.shape[0])
+    monkeypatch.setattr(module, "run", functools.partial(without_budget, module.run))
+    for guess, methods in ((0.3, ("cg with jacobi",) * 3), (0.16, ("cg with jacobi", *("cg with multigrid",) * 2))):
+        costs["multigrid"], A = guess, jsf.from_scipy(S)
+        assert tuple(solve(A, b, rtol=1e-8).method for _ in range(3)) == methods
+
+
+def without_budget(run, trial, queue, *rest):
+    return run(trial, [], *rest)
+
+
+def test_factors_that_stay_are_told_and_larger_ones_do_not(monkeypatch):
+    monkeypatch.setattr(sys.modules["solvers.ways"], "TOLD", 0)
+    S = tridiagonal(400, low=-0.3)
+    A, b = jsf.from_scipy(S), np.ones(400)
+    assert solve(A, b).tried[-1].endswith("GB of factors are kept (remember=False keeps none)")
+    monkeypatch.setattr(sys.modules["solvers.facts"], "LARGEST", 100)
+    A = jsf.from_scipy(S)
+    for _ in range(2):
+        assert solve(A, b).tried[-1].endswith("CONVERGED") and solve(A, b).method == "direct"
