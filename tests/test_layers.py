@@ -51,6 +51,7 @@ OF_MATRICES = {
     "facts",
     "precond",
     "banded",
+    "nullspace",
     "schur",
 }
 OPERATOR = {f"jaxsparse_fmt.core.{name}" for name in ("mesh_axes", "basis", "vector_passes")}
