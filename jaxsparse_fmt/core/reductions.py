@@ -30,7 +30,7 @@ def axis_of(axis: Any) -> int | None:
 
 
 class Reductions:
-    """SciPy's reductions of a matrix on one device; the results are dense, [n_cols] for axis 0, [n_rows] for axis 1."""
+    """SciPy's reductions; the results are dense, [n_cols] for axis 0, [n_rows] for axis 1."""
 
     shape: Any
     dtype: Any

@@ -22,7 +22,6 @@ from jaxsparse_fmt.core.reductions import Reductions, axis_of
 OPERATORS: dict[str, Callable[..., Any]] = {}
 # Names of other libraries' matrices, and the calls that stand for them here.
 ELSEWHERE = dict.fromkeys(("in_structure", "out_structure"), "jaxsparse.lineax.SparseOperator(A) for lineax")
-ELSEWHERE |= {name: f"A.data.{name}(), of the entries alone" for name in ("max", "mean", "min")}  # if sharded
 ELSEWHERE |= dict.fromkeys(("indices", "indptr"), "A.csr_arrays()") | {"eliminate_zeros": "jaxsparse.prune(A)"}
 MOST_DRAWN = 5_000_000  # entries of a matrix whose picture a notebook shows; a picture needs the pattern on the host
 

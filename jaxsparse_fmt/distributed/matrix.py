@@ -36,6 +36,7 @@ from jaxsparse_fmt._types import Csr, CsrArrays, Target
 from jaxsparse_fmt.core import entry_index, vector_passes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from jaxsparse_fmt.core.matrix import SparseMatrix, build
+from jaxsparse_fmt.core.reductions import Reductions
 from jaxsparse_fmt.core.scipy_names import ScipyNames
 from jaxsparse_fmt.core.transposed import Transposed
 from jaxsparse_fmt.distributed import entries
@@ -51,7 +52,7 @@ Array = jax.Array
 
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class ShardedMatrix(ShardedAlgebra):
+class ShardedMatrix(ShardedAlgebra, Reductions):
     """A sparse matrix over the devices of a mesh axis: a pytree and a linear map, as every format is; made by `shard`.
 
     `A @ x` takes and gives vectors in the user's order. `A.in_basis` is the same matrix between sharded vectors that
@@ -320,14 +321,15 @@ class ShardedMatrix(ShardedAlgebra):
 
     # ------------------------------------------------------------------------------------------------- conversions
 
-    def diagonal(self) -> Array:
+    def diagonal(self, k: int = 0) -> Array:
         """The main diagonal [n] of a square matrix, zero where nothing is stored.
 
         Raises:
-          ValueError: the matrix is not square.
+          ValueError: the matrix is not square, or k is not 0.
         """
-        if not self._is_square:
-            raise ValueError(f"a sharded matrix of shape {self.shape} is not square; use A.to_scipy().diagonal()")
+        if k or not self._is_square:
+            told = f"a sharded matrix has the main diagonal alone, and if it is square; this one is {self.shape}"
+            raise ValueError(f"{told}: use A.to_scipy().diagonal({k})")
         self._begin("diagonal")
         d = _diagonal(self)
         return d if self.is_entered else self.range.leave(d)

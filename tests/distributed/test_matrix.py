@@ -327,6 +327,21 @@ def test_rows_and_columns_of_its_entries_and_of_its_transposes_have_the_names_of
     close(A.T.with_data(2 * turned.data) @ X, 2 * S.T @ X)
 
 
+def test_are_its_reductions_those_of_scipy_with_the_zeros_between_entries():
+    A = jsf.shard(S, MESH, format="csr")
+    for name in ("max", "min", "argmax", "argmin"):
+        for axis in (None, 0, 1):
+            want = getattr(S, name)(axis=axis)
+            np.testing.assert_array_equal(getattr(A, name)(axis), want if axis is None else np.ravel(_dense(want)))
+    close(A.mean(1), S.mean(axis=1))
+    with pytest.raises(ValueError, match="main diagonal alone"):
+        A.trace(1)
+
+
+def _dense(a):
+    return a.toarray() if hasattr(a, "toarray") else a
+
+
 def test_a_transposed_product_of_pieces_inside_shard_map_is_that_of_whole_vectors():
     A = jsf.shard(S, MESH, format="csr")
     spec, x = PartitionSpec("rows"), A.basis.enter(X[:, 0])
