@@ -15,7 +15,7 @@ from jaxsparse_fmt._one_kernel import one_kernel
 from jaxsparse_fmt.core.vector_passes import inner_product
 from solvers.core.iterate import Method, holding
 from solvers.core.scaling import Map
-from solvers.core.settings import Settings, solver
+from solvers.core.settings import Keywords, Settings, solver
 from solvers.core.solve import by_method
 from solvers.core.space import Space
 from solvers.core.stopping import RESTART, status_of
@@ -35,7 +35,7 @@ class Work(NamedTuple):
 
 
 @solver()
-def cocg(A: Any, b: Any, x0: Any = None, **settings: Unpack[Settings]) -> Solution:
+def cocg(A: Any, b: Any, x0: Any = None, **settings: Unpack[Keywords]) -> Solution:
     """Solves A·x = b for a complex A that equals its transpose, not its adjoint: damped waves (Helmholtz, Maxwell).
 
     It needs half the products and uses of M of `bicgstab`. The residual may rise and fall, and if A is not symmetric,
@@ -51,7 +51,7 @@ def cocg(A: Any, b: Any, x0: Any = None, **settings: Unpack[Settings]) -> Soluti
       >>> js.cocg(A + 1j * js.eye(16), b, rtol=1e-8).status
       <Status.CONVERGED: 0>
     """
-    return by_method(METHOD, A, b, x0, settings)
+    return by_method(METHOD, A, b, x0, Settings(**settings))
 
 
 def start(space: Space, A: Map, M: Map, r: Array, squared: Array, last: None) -> Work:
