@@ -62,17 +62,19 @@ def crossing(S: Csr, rows: Any, columns: Any) -> Csr:
         rows = np.arange(S.shape[0])[rows]
     if rows is not None:
         building.check_result(int(np.sum(S.indptr[1:][rows] - S.indptr[:-1][rows], dtype=np.int64)))
-    elif isinstance(columns, slice) and columns == slice(None):
+    taken = None if isinstance(columns, slice) and columns == slice(None) else np.arange(n_cols)[columns]
+    if rows is None and taken is None:
         return S
-    taken = np.arange(n_cols)[columns]
-    if csr_operations.serves(S) and np.all(taken[1:] > taken[:-1]):
+    if csr_operations.serves(S) and (taken is None or np.all(taken[1:] > taken[:-1])):
         number = np.zeros(0, np.int32)
-        if taken.size < n_cols:
+        if taken is not None:
             number = np.full(n_cols, -1, np.int32)
             number[taken] = np.arange(taken.size)
         rows = np.arange(S.shape[0]) if rows is None else np.asarray(rows, np.int64)
-        return csr_operations.crossed(S, rows, number, taken.size)
+        return csr_operations.crossed(S, rows, number, n_cols if taken is None else taken.size)
     S = S if rows is None else S[rows]
+    if taken is None:
+        return sorted_rows(S)
     times = np.bincount(taken, minlength=n_cols)
     building.check_result(int(np.sum(times[S.indices], dtype=np.int64)))
     return sorted_rows(S[:, columns])

@@ -7,7 +7,7 @@ Each entry of C = A @ B sums products a[i]·b[j]. With b[j] as values, the list 
 [entries of C, entries of A], and the entries of C are T·a. So the product of a matrix with a vector computes them, and
 its rules give every derivative. A sum needs no list: each of its entries adds at most one entry of A and one of B.
 
-If the values are at hand on the host, SciPy computes them with the pattern, and there is no plan.
+If the values are at hand on the host, they are computed with the pattern (`by_scipy.py`), and there is no plan.
 """
 
 import dataclasses

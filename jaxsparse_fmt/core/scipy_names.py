@@ -244,10 +244,10 @@ class ScipyNames(Operator):
 class OnOneDevice(Reductions, ScipyNames):
     """The operations of stored and transposed matrices that make new patterns, or read where entries lie.
 
-    The result has the format of the operands, or is in "csr" if they differ. SciPy computes it if the values are at
-    hand on the host. Otherwise the pattern is found once, on the operands' device, and kept for later operands of the
-    same patterns; JAX computes the values, with all derivatives. Inside jit the patterns must not be traced: close over
-    A and pass `A.data`.
+    The result has the format of the operands, or is in "csr" if they differ. SciPy or a compiled kernel makes it if the
+    values are at hand on the host. Otherwise the pattern is found once, on the operands' device, and kept for later
+    operands of the same patterns; JAX computes the values, with all derivatives. Inside jit the patterns must not be
+    traced: close over A and pass `A.data`.
     """
 
     _stored: Any  # the matrix whose arrays these are: itself, or that of which it is the transpose
