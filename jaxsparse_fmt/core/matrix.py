@@ -337,7 +337,9 @@ def build(csr: Any, name: str, target: Target, **layout: Any) -> SparseMatrix:
     if hasattr(csr, "csr_arrays"):
         on_host = not is_traced(csr) and is_on_cpu(jax.tree.leaves(csr)[0])
         on_host = on_host and isinstance(getattr(csr, "_stored", None), SparseMatrix)  # a sharded one gathers its own
-        csr = csr._read_only() if on_host and name != "csr" else csr.csr_arrays()
+        # Arrays that CSR would share stay JAX's, unless a mesh is set, on whose devices new matrices lie.
+        shares = name == "csr" and jax.sharding.get_abstract_mesh().empty
+        csr = csr._read_only() if on_host and not shares else csr.csr_arrays()
     with concrete(csr.data):
         return FORMATS[name].from_csr(csr, target, **layout)
 

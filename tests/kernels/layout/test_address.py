@@ -45,9 +45,10 @@ def test_lanes_meet_every_entry_once_with_its_column_and_keep_its_row_in_one_sum
 @pytest.mark.parametrize("threads", [2, 32])
 def test_the_last_lanes_that_are_let_in_are_numbered_right(threads):
     n = building.MAX_LANES // threads - 1
-    assert building.threads(threads, THREADS, n) == threads
+    checked = building.threads(*THREADS)
+    assert checked(threads, n) == threads
     with pytest.raises(ValueError, match="2³¹ threads or more"):
-        building.threads(threads, THREADS, n + 1)
+        checked(threads, n + 1)
     rule, d = Slices(n, 1, threads), Host(128)
     tile = jnp.int32(-(-rule.width // 128) - 1)
     (walk,) = rule.walks(d, {"slice_ptr": lambda row: row.astype(jnp.int64) * threads}, tile, threads * n, jnp.int64)
