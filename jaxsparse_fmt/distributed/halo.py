@@ -76,13 +76,16 @@ def exchange(x: Array, how: Exchange) -> Array:
 
     It is linear in x, and JAX knows its transpose.
     """
-    if how.send is None:
-        return x[:0]
-    sent = x.at[how.send].get(mode="promise_in_bounds")
+    return x[:0] if how.send is None else passed(x.at[how.send].get(mode="promise_in_bounds"), how)
+
+
+def passed(sent: Array, how: Exchange, back: bool = False) -> Array:
+    """What this device receives, [width, …], if each sends `sent` [width, …]; or `back`, from whom it sends to."""
     if how.pairs is None:
         return lax.all_to_all(sent, how.axis, 0, 0, tiled=True)
     lists = jnp.split(sent, np.cumsum(how.sizes)[:-1].tolist())
-    return jnp.concatenate([lax.ppermute(a, how.axis, pairs) for a, pairs in zip(lists, how.pairs, strict=True)])
+    rounds = ([(t, s) for s, t in pairs] if back else pairs for pairs in how.pairs)
+    return jnp.concatenate([lax.ppermute(a, how.axis, pairs) for a, pairs in zip(lists, rounds, strict=True)])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -135,7 +135,7 @@ def _coarsened(fine: Matrix, rooms: Rooms) -> tuple[Matrix, Made] | None:
             continue
         if not 0 < count < rows:
             return None
-        found = programs.prolonged(A, near, known, agg, count, theta, upper)
+        found = programs.prolonged(rooms.rows, A, near, known, agg, count, theta, upper)
         inside, products = map(int, np.asarray(found.scalars))
         P = programs.compressed(*found.terms, rooms.rows, A.shape, _room(rooms.entries, inside))
         R, below, unit = programs.transposed(P, found.below, known.unit)
@@ -149,7 +149,7 @@ def _coarsened(fine: Matrix, rooms: Rooms) -> tuple[Matrix, Made] | None:
         theta, weaker = STRICTER * theta, False
     # The next level does not wait for the program that cuts off the padding.
     arrays = A, R, P, known.inverse
-    trimmed = _in_thread(programs.trimmed.lower(rows, count, entries, inside, *arrays).compile)
+    trimmed = compiled_once(programs.trimmed, (rows, count, entries, inside), *structure(arrays))
     made = Made(lambda: trimmed.result()(*arrays), upper, (largest[0], largest[1]))
     definite = definite and not negative and lowest >= -ROUNDING * upper
     known = programs.measured(coarse, below, unit, count)
@@ -169,6 +169,20 @@ def _bounds(scalars: np.ndarray) -> tuple[float, ...]:
         ritz = np.linalg.eigvalsh(np.diag(alphas[:k]) + np.diag(betas[: k - 1], 1) + np.diag(betas[: k - 1], -1))
     upper = largest_value(ritz, bound)
     return upper if upper > 0 else 1.0, -np.inf if negative else float(ritz[0]), negative, *largest
+
+
+def structure(arrays: Any) -> tuple[tuple[Any, ...], Any]:
+    """What a program is compiled for: shapes, dtypes and shardings of the arrays of a pytree, and the tree."""
+    leaves, tree = jax.tree.flatten(arrays)
+    places = (a.sharding if a.committed else None for a in leaves)
+    shapes = (jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=at) for a, at in zip(leaves, places, strict=True))
+    return tuple(shapes), tree
+
+
+@functools.lru_cache(64)
+def compiled_once(program: Any, statics: tuple[Any, ...], leaves: tuple[Any, ...], tree: Any) -> Future[Any]:
+    """The program for arrays of this structure, compiled in a thread; lowering it again would take 50 ms."""
+    return _in_thread(program.lower(*statics, *jax.tree.unflatten(tree, leaves)).compile)
 
 
 def _in_thread(f: Callable[[], Any]) -> Future[Any]:
@@ -219,7 +233,7 @@ def _compiled(rooms: Rooms, place: Any) -> list[Future[Any]]:
     to_measure = A, vector, vector, 1
     measured, known = compiling(programs.measured, *to_measure), results(programs.measured, *to_measure)
     aggregated = compiling(programs.aggregated, A, known, 0.5)
-    to_prolong = A, vector, known, results(programs.aggregated, A, known, 0.5)[0], 1, 0.5, 1.0
+    to_prolong = n, A, vector, known, results(programs.aggregated, A, known, 0.5)[0], 1, 0.5, 1.0
     prolonged, found = compiling(programs.prolonged, *to_prolong), results(programs.prolonged, *to_prolong)
     *terms, _ = results(programs.multiplied, A, A, A, rooms.products)
     compressed = [compiling(programs.compressed, *t, n, (n, n), nnz) for t in (terms, found.terms)]

@@ -3,6 +3,7 @@
 Padding is past the last row pointer, and zero: no product reads it. Rows of padding are empty.
 """
 
+import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from jaxsparse_fmt._pytrees import pytree
 from jaxsparse_fmt._types import CsrArrays, Target
 from jaxsparse_fmt.algebra import on_device
 from jaxsparse_fmt.core import entry_index
@@ -19,6 +21,53 @@ from jaxsparse_fmt.kernels.layout.address import expand_ptr, put, row_pointers, 
 from solvers.core.space import HERE
 from solvers.precond._hierarchy import DAMPING, LANCZOS_STEPS
 from solvers.precond._inverse import NULL
+
+
+@pytree
+@dataclasses.dataclass(frozen=True, eq=False)
+class Links:
+    """How the programs of several devices meet, inside shard_map; None stands for those of one device.
+
+    A device's vectors and rows have places for its own unknowns, and after them for its halo, whose rows are empty.
+
+    Attributes:
+      how: the exchange that fills the halo.
+      count: of the device's own unknowns.
+      own: places for them.
+    """
+
+    how: Any
+    count: Array
+    own: int = dataclasses.field(metadata={"static": True})
+    axis: Any = dataclasses.field(metadata={"static": True})
+
+
+def extended(v: Array, links: Links | None) -> Array:
+    """v with the halo's part from its owners."""
+    if links is None or links.how.send is None:
+        return v
+    from jaxsparse_fmt.distributed.halo import exchange
+
+    return lax.dynamic_update_slice_in_dim(v, exchange(v[: links.own], links.how), links.own, 0)
+
+
+def returned(v: Array, links: Links | None) -> Array:
+    """v whose halo's part was added to those of its owners."""
+    if links is None or links.how.send is None:
+        return v
+    from jaxsparse_fmt.distributed.halo import passed
+
+    back = passed(v[links.own :][: links.how.width], links.how, True)
+    return jnp.pad(put("add", v[: links.own], links.how.send, back), (0, v.shape[0] - links.own))
+
+
+def total(x: Array, links: Links | None) -> Array:
+    return x if links is None else lax.psum(x, links.axis)
+
+
+def most(x: Array, links: Links | None) -> Array:
+    return x if links is None else lax.pmax(x, links.axis)
+
 
 ROOT = np.uint32(2**32 - 1)
 BLOCKS = np.array([2, 3, 5], np.int32)  # a block of 4 or 6 holds blocks of 2
@@ -81,7 +130,7 @@ def trimmed(n: int, count: int, nnz: int, inside: int, A: Any, R: Any, P: Any, i
 
 
 @jax.jit
-def measured(A: Any, near: Array, unit: Array, n: Array) -> Known:
+def measured(A: Any, near: Array, unit: Array, n: Array, links: Links | None = None) -> Known:
     """What decides on a level of n rows.
 
     `scalars` holds ‖D⁻¹A‖∞; whether some inverse is negative; the largest absolute values of A and of the inverse;
@@ -98,33 +147,37 @@ def measured(A: Any, near: Array, unit: Array, n: Array) -> Known:
     regular = jnp.abs(d) > NULL * unit
     inverse = jnp.where(regular, 1 / jnp.where(regular, d, 1), 0)
     sums = A.with_data(jnp.abs(data)) @ jnp.ones(size)
-    root, largest = jnp.sqrt(jnp.abs(inverse)), jnp.max(jnp.abs(data))
+    root, largest = jnp.sqrt(jnp.abs(inverse)), most(jnp.max(jnp.abs(data)), links)
     noise = HERE.probe(d)
+    if links is not None:
+        shift = lax.axis_index(links.axis) * np.float64(0.7)  # no two devices have the same noise
+        noise = extended(jnp.where(lax.iota(np.int32, size) < n, noise * jnp.cos(1 + shift), 0), links)
 
-    across = put("add", jnp.zeros(size), col, data * take(noise, row), live)
+    across = returned(put("add", jnp.zeros(size), col, data * take(noise, row), live), links)
     # Comparisons find a NaN, and sums of absolute values pass it on; the largest of numbers need not.
-    symmetric = jnp.abs(A @ noise - across) <= 1e-12 * largest + 1e-15 * jnp.max(sums)
+    symmetric = jnp.abs(A @ noise - across) <= 1e-12 * largest + 1e-15 * most(jnp.max(sums), links)
     divisible = (d != 0) | (lax.iota(np.int32, size) >= n)
-    usual = jnp.all(symmetric & divisible & jnp.isfinite(sums) & jnp.isfinite(near))
+    usual = 1 - most(1.0 - jnp.all(symmetric & divisible & jnp.isfinite(sums) & jnp.isfinite(near)), links)
     # lax.rem for row lengths, which are not negative: `%` compiles twice the operations.
-    lengths = jnp.append(jnp.diff(ptr), n.astype(np.int32))
-    divides = jnp.all(lax.rem(*jnp.broadcast_arrays(lengths, BLOCKS[:, None])) == 0, axis=1)
+    lengths = jnp.append(jnp.diff(ptr), n.astype(np.int32) if links is None else 0)
+    divides = 1 - most(1.0 - jnp.all(lax.rem(*jnp.broadcast_arrays(lengths, BLOCKS[:, None])) == 0, axis=1), links)
 
     def normalized(w: Array) -> tuple[Array, Array]:
-        size = jnp.sqrt(jnp.vdot(w, w))
+        size = jnp.sqrt(total(jnp.vdot(w, w), links))
         return w / jnp.where(size > 0, size, 1), size
 
     def step(state: tuple[Array, Array, Array], _: None) -> Any:
         before, v, beta = state
-        w = root * (A @ (root * v)) - beta * before
-        alpha = jnp.vdot(v, w)
+        w = root * (A @ extended(root * v, links)) - beta * before
+        alpha = total(jnp.vdot(v, w), links)
         after, beta = normalized(w - alpha * v)
         return (v, after, beta), (alpha, beta)
 
     start = normalized(noise * (root > 0))[0]
     _, (alphas, betas) = lax.scan(step, (jnp.zeros(size), start, jnp.zeros(())), length=LANCZOS_STEPS)
-    most = jnp.max(jnp.abs(inverse) * sums), jnp.any(inverse < 0), largest, jnp.max(jnp.abs(inverse))
-    return Known(d, inverse, sums, unit, jnp.concatenate([_stacked(*most, usual, *divides), alphas, betas]))
+    ends = jnp.max(jnp.abs(inverse) * sums), jnp.any(inverse < 0), largest, jnp.max(jnp.abs(inverse))
+    scalars = jnp.concatenate([most(_stacked(*ends), links), _stacked(usual, *divides), alphas, betas])
+    return Known(extended(d, links), inverse, sums, unit, scalars)
 
 
 def _stacked(*scalars: Array) -> Array:
@@ -144,11 +197,21 @@ def is_blocks(A: Any, b: Array) -> Array:
 
 
 @jax.jit
-def aggregated(A: Any, known: Known, theta: Array) -> tuple[Array, Array]:
-    """The aggregate of each point, as of `aggregates`; the number of them, and of coupled points that are in none."""
+def aggregated(A: Any, known: Known, theta: Array, links: Links | None = None) -> tuple[Array, Array]:
+    """The aggregate of each point, as of `aggregates`; the number of them, and of coupled points that are in none.
+
+    A point that only those of other devices couple strongly is an aggregate by itself.
+    """
     (data, col, _), n = A.csr_arrays(), A.shape[0]
     row = expand_ptr(jnp, _pointers(A), A.nnz)
-    agg, count = aggregates(row, col, _strong(A, row, known, theta), jnp.abs(data), n)
+    strong = _strong(A, row, known, theta)
+    if links is None:
+        agg, count = aggregates(row, col, strong, jnp.abs(data), n)
+    else:
+        agg, count = aggregates(row, col, strong & (col < links.own), jnp.abs(data), n)
+        alone = (agg < 0) & put("max", jnp.zeros(n, bool), row, True, strong & (col >= links.own))
+        agg = jnp.where(alone, count + jnp.cumsum(alone, dtype=np.int32) - 1, agg)
+        count = count + jnp.sum(alone)
     left = jnp.sum((agg < 0) & (known.sums > 1.5 * jnp.abs(known.diagonal)))
     return agg, _stacked(count, left)
 
@@ -159,14 +222,30 @@ def _strong(A: Any, row: Array, known: Known, theta: Array) -> Array:
     return (jnp.abs(data) >= theta * take(root, row) * take(root, col)) & (row != col) & _live(A)
 
 
-@jax.jit
-def prolonged(A: Any, near: Array, known: Known, agg: Array, count: Array, theta: Array, upper: Array) -> Found:
-    """P from aggregates; `scalars` are those of `summed`."""
+@functools.partial(jax.jit, static_argnums=0)
+def prolonged(
+    n_cols: int,
+    A: Any,
+    near: Array,
+    known: Known,
+    agg: Array,
+    count: Array,
+    theta: Array,
+    upper: Array,
+    links: Links | None = None,
+    first: Array | None = None,
+) -> Found:
+    """P from aggregates; `scalars` are those of `summed`. Columns are numbered through all devices, from `first`."""
     (data, col, _), n, live, inverse = A.csr_arrays(), A.shape[0], _live(A), known.inverse
     row, number = expand_ptr(jnp, _pointers(A), A.nnz), lax.iota(np.int32, n)
     diagonal = (row == col) & live
     # A' is A itself unless the near-null vector is the same at all points.
-    kept = (_strong(A, row, known, theta) | diagonal | jnp.any(near != near[0])) & live
+    differs = jnp.any(near != near[0])
+    if links is not None:
+        inside = number < links.count
+        high, low = (most(jnp.max(jnp.where(inside, v, -jnp.inf)), links) for v in (near, -near))
+        differs = high != -low
+    kept = (_strong(A, row, known, theta) | diagonal | differs) & live
     weak = A.with_data(jnp.where(kept, 0, data)) @ jnp.ones(n)
     scale = DAMPING / upper * inverse
     step = jnp.where(kept, -take(scale, row) * data, 0) + jnp.where(diagonal, 1 - take(scale * weak, row), 0)
@@ -175,9 +254,10 @@ def prolonged(A: Any, near: Array, known: Known, agg: Array, count: Array, theta
     order = entry_index.sorted_by(column, number)
     ptr = row_pointers(take(column, order), n)
     below = jnp.sqrt(csr((take(near, order) ** 2, order, ptr), (n, n)) @ jnp.ones(n))
-    values = near / take(jnp.where(below > 0, below, 1), jnp.minimum(column, n - 1))
+    values = extended(near / take(jnp.where(below > 0, below, 1), jnp.minimum(column, n - 1)), links)
+    agg = agg if first is None else extended(jnp.where(agg >= 0, agg + first, -1), links)
     inside = kept & (take(agg, col) >= 0)
-    key, terms, found = summed(inside, row, take(agg, col), step * take(values, col), (n, n), A)
+    key, terms, found = summed(inside, row, take(agg, col), step * take(values, col), (n, n_cols), A)
     return Found((key, terms), jnp.where(number < count, below, below[0]), found)
 
 
@@ -248,13 +328,14 @@ def summed(
 ) -> tuple[Array, Array, Array]:
     """Rising keys of the entries that the terms `inside` add up to, and the terms in that order, others last.
 
-    And the number of these entries, and that of the products of two entries in then.T @ them.
+    And the number of these entries, and that of the products of two entries in then.T @ them; None: it is not asked.
     """
     row, terms, padded = jnp.where(inside, row, shape[0]), jnp.where(inside, terms, 0), (shape[0] + 1, shape[1])
     key, terms, _ = on_device.sorted_keys(row, jnp.where(inside, col, 0), padded, terms)
     row = on_device.coordinates(key, padded)[0]
-    new, lengths = on_device.flags(key) & (row < shape[0]), jnp.diff(then.csr_arrays().indptr)
-    uses = jnp.where(new, take(lengths, jnp.minimum(row, shape[0] - 1)), 0)
+    new, uses = on_device.flags(key) & (row < shape[0]), jnp.zeros(())
+    if then is not None:
+        uses = jnp.where(new, take(jnp.diff(then.csr_arrays().indptr), jnp.minimum(row, shape[0] - 1)), 0)
     return key, terms, jnp.stack([jnp.sum(new, dtype=np.float64), jnp.sum(uses, dtype=np.float64)])
 
 
@@ -273,9 +354,9 @@ def compressed(key: Array, terms: Array, n_cols: int, shape: tuple[int, int], ro
 
 
 @jax.jit
-def transposed(P: Any, below: Array, unit: Array) -> tuple[Any, Array, Array]:
+def transposed(P: Any, below: Array, unit: Array, links: Links | None = None) -> tuple[Any, Array, Array]:
     """R = Pᵀ; the near-null vector of R·A·P, and its `Known.unit`."""
     (data, col, _), m = P.csr_arrays(), P.shape[1]
     columns, _ = entry_index.transposed(CsrArrays(data, jnp.where(_live(P), col, m), _pointers(P), P.shape))
     R = csr(columns, P.shape[::-1])
-    return R, below[:m], R.with_data(R.data**2) @ unit
+    return R, below[:m], returned(R.with_data(R.data**2) @ unit, links)

@@ -10,7 +10,7 @@ on its host those of its own devices.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -20,18 +20,23 @@ from jax import Array, lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxsparse_fmt._pytrees import pytree
+from jaxsparse_fmt._tracing import concrete
 from jaxsparse_fmt._types import Target
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import Operator
 from jaxsparse_fmt.core.matrix import SparseMatrix
+from jaxsparse_fmt.distributed.basis import EnteredBasis
 from jaxsparse_fmt.distributed.build import assemble
 from jaxsparse_fmt.distributed.common_format import Request, in_one_format
 from jaxsparse_fmt.distributed.delivery import needed
 from jaxsparse_fmt.distributed.entries import pieces
+from jaxsparse_fmt.distributed.halo import exchange, passed
 from jaxsparse_fmt.kernels.cpu import aggregation
 from solvers.core.vectors import times
 from solvers.precond import _checks as checks
-from solvers.precond._cycles import Level
+from solvers.precond import _device_hierarchy, _device_shards
+from solvers.precond._cycles import Level, recurrence
+from solvers.precond._device_shards import Made
 from solvers.precond._hierarchy import Step
 from solvers.precond._rows import Cut, Parts, Rows, csr, recut, renumbered, turned
 
@@ -42,24 +47,42 @@ WHOLE = 50_000
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False)
 class Crossing(Operator):
-    """R or P between the last level in pieces and vectors that are whole on every device.
+    """R or P of a level in pieces, and the matrix of one that devices have set up.
 
     Attributes:
-      parts: arrays [parts, ...] of a matrix, or of its transpose: the columns of R, or the rows of P, of each piece; or
-        these as dense arrays.
+      parts: arrays [parts, ...] of a matrix: the columns of R, or the rows of P, of each piece; or these as dense
+        arrays.
       over: the pieces.
       down: R, whose products are summed over the devices.
+      coarse: the pieces of the other side; None: its vectors are whole on every device.
+      how: the exchange of the halo on the other side, which follows the device's own part there.
+      entries: of all devices, without padding.
     """
 
     parts: Any
     over: Any = dataclasses.field(metadata={"static": True})
     down: bool = dataclasses.field(metadata={"static": True})
+    coarse: Any = dataclasses.field(default=None, metadata={"static": True})
+    how: Any = None
+    entries: int = dataclasses.field(default=0, metadata={"static": True})
+
+    name: ClassVar[str] = "sharded"
 
     @property
     def shape(self) -> tuple[int, int]:
         """Of R or P, whose side in pieces has all places."""
         n_rows, n_cols = self.parts.shape[-2:]
-        return (n_rows, self.over.places) if self.down else (self.over.places, n_cols)
+        other = (n_rows if self.down else n_cols) if self.coarse is None else self.coarse.places
+        return (other, self.over.places) if self.down else (self.over.places, other)
+
+    @property
+    def nnz(self) -> int:
+        return self.entries
+
+    @property
+    def range(self) -> Any:
+        """How its results lie, as of a sharded matrix."""
+        return EnteredBasis(over=self.over)
 
     @property
     def dtype(self) -> np.dtype:
@@ -68,7 +91,7 @@ class Crossing(Operator):
     @property
     def T(self) -> "Crossing":
         parts = jnp.swapaxes(self.parts, 1, 2) if isinstance(self.parts, jax.Array) else self.parts.T
-        return Crossing(parts, self.over, not self.down)
+        return dataclasses.replace(self, parts=parts, down=not self.down)
 
     def _each(self, f: Callable[[Array], Array]) -> "Crossing":
         """The same with f applied to all entries."""
@@ -76,24 +99,52 @@ class Crossing(Operator):
         return dataclasses.replace(self, parts=parts)
 
     def __matmul__(self, v: Array) -> Array:
-        over, piece, whole = self.over, PartitionSpec(self.over.axis), PartitionSpec(None)
+        over, piece = self.over, PartitionSpec(self.over.axis)
+        other = PartitionSpec(None) if self.coarse is None else piece
 
         def product(parts: Any, v: Array) -> Array:
-            part = jax.tree.map(lambda a: a[0], parts)
+            part, how = jax.tree.map(lambda a: a[0], parts)
+            if self.coarse is None:
+                y = times(part, v)
+                return lax.psum(y, over.axis) if self.down else y
+            if not self.down:
+                return times(part, jnp.concatenate([v, exchange(v, how)]))
             y = times(part, v)
-            return lax.psum(y, over.axis) if self.down else y
+            own, halo = y[: self.coarse.size], y[self.coarse.size :]
+            return own if how.send is None else own.at[how.send].add(passed(halo, how, True))
 
         if over.is_manual:
-            return product(self.parts, v)
-        taken, out = (piece, whole) if self.down else (whole, piece)
+            return product((self.parts, self.how), v)
+        taken, out = (piece, other) if self.down else (other, piece)
 
         def mapped(*operands: Any) -> Array:
             return over.mapped(product, (piece, taken), out)(*operands)
 
-        return over.by_xla(mapped, (self.parts, v), mesh_axes.spec_like(v, *out))
+        return over.by_xla(mapped, ((self.parts, self.how), v), mesh_axes.spec_like(v, *out))
 
     def _partition(self, axis: Any) -> Any:
         return PartitionSpec(axis) if self.over.axis == axis else None
+
+
+def large_levels(A: Any, B: Any, theta: float, most: int, spread: Any, degree: int) -> Any:
+    """The large levels where A's devices are accelerators, as `_device_shards`; None: hosts make all of them."""
+    block = getattr(A.shards.blocks[0], "block_shape", None)
+    vector = B is None or (np.shape(B) in {A.shape[:1], (A.shape[0], 1)} and not np.iscomplexobj(B))
+    is_large = _device_hierarchy.MANY * A.parts < A.nnz and max(A.data_basis.over.counts) <= _device_hierarchy.MOST
+    if not (is_large and vector and block is None and jnp.issubdtype(A.dtype, jnp.floating) and not on_cpu(A)):
+        return None
+
+    def keep(made: Made, k: int) -> Level:
+        for size, what in zip(made.largest, ("level", "the inverse diagonal of level"), strict=True):
+            checks.fits(size, spread.dtype, f"{what} {k}")
+        return spread.of_devices(made, k, degree)
+
+    with concrete(), jax.enable_x64(True):  # in float64, as on the host
+        return _device_shards.large_levels(A, B, theta, most, spread.whole, keep)
+
+
+def on_cpu(A: Any) -> bool:
+    return A.range.over.mesh.devices.flat[0].platform == "cpu"
 
 
 def on_hosts(A: Any, B: Any) -> tuple[Rows, Parts]:
@@ -169,7 +220,7 @@ class Spread:
         if k:
             stored, cut = self._placed(_canonical(A), made.starts, made.starts), made
         else:
-            stored = (self.A if self.A.dtype == self.dtype else self.A.astype(self.dtype)).in_basis
+            stored = self._finest()
             cut = made._replace(starts=self.A.range.over.starts)
         over, up = stored.range.over, recut(_canonical(P), made, cut)
         if P.shape[1] <= self.whole:
@@ -189,6 +240,23 @@ class Spread:
         kind = jnp.promote_types(narrow, np.complex64) if pieces[min(pieces)].dtype.kind == "c" else narrow
         d = over.spread(pieces).reshape(-1).astype(kind)
         return Level(stored, R, P, d, jnp.asarray(step.recurrence, narrow))
+
+    def of_devices(self, made: Made, k: int, degree: int) -> Level:
+        """Level k, from the arrays of a set-up on the devices."""
+        narrow = jnp.finfo(jnp.promote_types(self.dtype, jnp.float32)).dtype
+
+        A, R, P, inverse = made.arrays()
+
+        def stored(S: Any, down: bool, coarse: Any, links: Any) -> Crossing:
+            parts = S._each(lambda v: v.astype(self.dtype))
+            return Crossing(parts, made.over, down, coarse, links.how if coarse else None, made.nnz)
+
+        A = stored(A, False, made.over, made.links) if k else self._finest()
+        R, P = stored(R, True, made.coarse, made.below), stored(P, False, made.coarse, made.below)
+        return Level(A, R, P, inverse.reshape(-1).astype(narrow), jnp.asarray(recurrence(degree, made.upper), narrow))
+
+    def _finest(self) -> Any:
+        return (self.A if self.A.dtype == self.dtype else self.A.astype(self.dtype)).in_basis
 
     def finished(self, M: Any, definite: bool) -> tuple[Any, bool]:
         """The `Multigrid` M with its other levels and the coarsest inverse whole on every device.

@@ -1,7 +1,8 @@
 """Algebraic multigrid: a cycle as an operator, by smoothed aggregation (Vaněk, Mandel and Brezina 1996).
 
-The host sets the hierarchy up (`_hierarchy`), but an accelerator sets up the large levels of a matrix that accelerators
-hold (`_device_hierarchy`). Every cycle runs on the device (`_cycles`); sizes alone decide the number of its operations.
+The host sets the hierarchy up (`_hierarchy`), but accelerators set up the large levels of a matrix that they hold
+(`_device_hierarchy`; `_device_shards` for several). Every cycle runs on the device (`_cycles`); sizes alone decide the
+number of its operations.
 
 The smoother is Chebyshev's polynomial in D⁻¹A for the upper part of the spectrum (Adams, Brezina, Hu and Tuminaro 2003,
 Parallel multigrid smoothing: polynomial versus Gauss–Seidel). It is self-adjoint in the inner product of D, so the same
@@ -117,7 +118,8 @@ class Multigrid(Operator):
         """Rows and stored entries of every level; the coarsest is dense."""
         m = self.coarse_inverse.shape[0]
         maps = [level.A for level in self.levels]
-        rows = [getattr(getattr(A, "range", None), "n", A.shape[0]) for A in maps]  # a sharded map's, not padded
+        # A sharded map's are not padded.
+        rows = [A.shape[0] if isinstance(A, SparseMatrix) else sum(A.range.over.counts) for A in maps]
         return [*zip(rows, [A.nnz for A in maps], strict=True), (m, m * m)]
 
     @property
@@ -167,8 +169,8 @@ def multigrid(
     """Algebraic multigrid as a preconditioner, set up in float64.
 
     The host sets it up. If A lies on an accelerator, is real and symmetric, has one unknown a point, one near-null
-    vector and more than four million entries, the accelerator sets up the large levels. The first such set-up waits two
-    seconds or more for XLA to compile programs, which later matrices of similar sizes share.
+    vector and more than four million entries a device, accelerators set up the large levels. The first such set-up
+    waits two seconds or more for XLA to compile programs, which later matrices of similar sizes share.
 
     The method is made for symmetric positive definite matrices of elliptic equations; it also works for singular ones
     and for convection with diffusion. It detects the symmetry of A. While A changes little, M may stay as it is.
@@ -176,8 +178,8 @@ def multigrid(
     Args:
       A: [n, n] matrix of jaxsparse_fmt or scipy.sparse. The unknowns of a point are numbered together. A BSR matrix
         has one block for them; of another matrix the largest dense blocks are taken, so pass a system whose blocks have
-        holes as BSR, `S.tobsr((b, b))`. If A is sharded, each process coarsens the rows of its own devices, and only
-        rows of halos travel; no process holds more. The finest level keeps the format of a jaxsparse matrix,
+        holes as BSR, `S.tobsr((b, b))`. If A is sharded, each shard coarsens its own rows, on its device or on the
+        host of its process, and only rows of halos travel. The finest level keeps the format of a jaxsparse matrix,
         unless that format sorts rows, and shares its arrays if the dtype is the same.
       B: [n, k], the near-null space: columns that A maps almost to zero, except at boundaries. In elasticity
         `gallery.rigid_body_modes(points)`. None takes a constant for each unknown of a point.
@@ -226,10 +228,14 @@ def multigrid(
         if A.shape[0] > most:
             from solvers.precond import _sharded  # a tenth of a second for one device
 
-            rows, near = _sharded.on_hosts(A, B)
-            coarsening = _hierarchy.Aggregation(near, theta, coarsest(A))
-            spread = _sharded.Spread(A, _stored(A, dtype), _format)
-            return _examined(*_built(A, rows, coarsening, *settings, spread=spread))
+            spread, start = _sharded.Spread(A, _stored(A, dtype), _format), None
+            large = _sharded.large_levels(A, B, theta, coarsest(A), spread, degree)
+            if large is not None:
+                rows, coarsening, start = large
+            else:
+                rows, near = _sharded.on_hosts(A, B)
+                coarsening = _hierarchy.Aggregation(near, theta, coarsest(A))
+            return _examined(*_built(A, rows, coarsening, *settings, start, spread))
         if not arguments.is_addressable(A):
             raise ValueError(f"A has {A.shape[0]} rows on several processes; pass max_coarse= below that number")
     if _device_hierarchy.serves(A, B):

@@ -7,8 +7,9 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
-from solvers.precond import _device_hierarchy, _device_programs
+from solvers.precond import _cycles, _device_hierarchy, _device_programs, _device_shards, _hierarchy, _sharded
 from solvers.precond.multigrid import multigrid
+from tests.marks import few
 from tests.solvers.precond.operators import random_vector, scipy_iterations, trilinear
 
 
@@ -19,6 +20,8 @@ def there(monkeypatch):
     monkeypatch.setattr(_device_hierarchy, "FEW", 1000)
     monkeypatch.setattr(_device_hierarchy, "on_accelerator", lambda a: True)
     monkeypatch.setattr(_device_hierarchy, "_compiled", lambda *_: [])
+    monkeypatch.setattr(_sharded, "on_cpu", lambda A: False)
+    monkeypatch.setattr(_device_shards.Setup, "ahead", lambda _: [])
 
 
 def one_by_one(strong: np.ndarray, size: np.ndarray) -> np.ndarray:
@@ -125,3 +128,33 @@ def test_the_host_makes_what_the_accelerator_cannot(name, there):
     )
     M = multigrid(jsf.from_scipy(S), max_coarse=50)
     assert M.symmetric == (name == "blocks") and (name == "flow" or M.sizes[1][0] % 2 == 0)
+
+
+@pytest.mark.parametrize("name", few(["7 points", "jumps", "near-null", "empty shard"], 2))
+@pytest.mark.parametrize("parts", few([8, 2], 1))
+def test_levels_of_shards_serve_as_well_as_the_hosts(name, parts, request, monkeypatch):
+    """All devices at once: R = Pᵀ, the next matrix is R·A·P, and T of P = (I − ω/λ·D⁻¹·A)·T is block diagonal."""
+    request.getfixturevalue("there")
+    monkeypatch.setattr(_sharded, "WHOLE", 100)
+    S = jumps() if name == "jumps" else sp.csr_array(jsf.gallery.poisson(12))
+    n, mesh = S.shape[0], jax.make_mesh((parts,), ("rows",), devices=jax.devices("cpu")[:parts])
+    near = 1 + np.random.default_rng(0).random(n) if name == "near-null" else None
+    starts = np.arange(parts + 1) * n // parts
+    starts[1] = 0 if name == "empty shard" else starts[1]
+    A = jsf.shard_from_rows(lambda start, stop: S[start:stop], n, mesh, format="csr", starts=starts)
+    M, b = multigrid(A, near, max_coarse=30), random_vector(n)
+    level, below = M.levels[:2]
+    assert isinstance(level.P, _sharded.Crossing) and isinstance(below.A, _sharded.Crossing) and len(M.levels) >= 2
+    R, P, C = (np.asarray(m @ jnp.eye(m.shape[1])) for m in (level.R, level.P, below.A))
+    fine, coarse = (np.asarray(of.over.emptied(jnp.ones(of.over.places))) > 0 for of in (level.R, below.A))
+    R, P, C = R[coarse][:, fine], P[fine][:, coarse], C[coarse][:, coarse]
+    np.testing.assert_array_equal(R, P.T)
+    np.testing.assert_allclose(C, P.T @ (S @ P), atol=1e-12 * abs(C).max())
+    if near is None and name != "jumps":
+        upper = 1 / (np.asarray(level.recurrence)[0, 1] * (1 + _cycles.FRACTION) / 2)
+        T = np.linalg.solve(np.eye(n) - _hierarchy.DAMPING / upper * (S / 6).toarray(), P)
+        owner, mine = (np.repeat(np.arange(parts), of.over.counts) for of in (level.R, below.A))
+        assert np.abs(T[owner[:, None] != mine]).max(initial=0) <= 1e-10
+        np.testing.assert_allclose(T.T @ T, np.eye(len(mine)), atol=1e-10)
+    steps = scipy_iterations(S, b, multigrid(jsf.from_scipy(S, "csr"), near, max_coarse=30), 1e-8)
+    assert scipy_iterations(S, b, M, 1e-8) <= 1.3 * steps + 2
