@@ -190,7 +190,7 @@ class Setup:
             None if m else coarse,
             links,
             below,
-            sum(entries),
+            int(entries.sum()),
         )
         definite = definite and not negative and lowest >= -ROUNDING * upper
         A, links, _ = self.planned(C, coarse)
