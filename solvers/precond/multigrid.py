@@ -118,8 +118,8 @@ class Multigrid(Operator):
         """Rows and stored entries of every level; the coarsest is dense."""
         m = self.coarse_inverse.shape[0]
         maps = [level.A for level in self.levels]
-        # A sharded map's are not padded.
-        rows = [A.shape[0] if isinstance(A, SparseMatrix) else sum(A.range.over.counts) for A in maps]
+        ranges = [getattr(A, "range", None) for A in maps]  # of sharded ones, whose shape counts padded places
+        rows = [A.shape[0] if of is None else sum(of.over.counts) for A, of in zip(maps, ranges, strict=True)]
         return [*zip(rows, [A.nnz for A in maps], strict=True), (m, m * m)]
 
     @property
