@@ -1,9 +1,9 @@
-"""How often the rules of "auto" take the fastest of the formats that were timed, without a GPU.
+"""How often the rules of "auto" choose the fastest of the formats that were timed, without a GPU.
 
     python -m benchmarks choices benchmarks/results/2026-11-27_suite_h100.json … --json out.json
 
 Reads results of `benchmarks spmv`, which have the counts of every layout that was timed, as the rules get them
-(`formats/footprint.py`). Layouts that "auto" no longer takes are left out.
+(`formats/footprint.py`). Layouts that "auto" no longer considers are left out.
 """
 
 import argparse

@@ -2,11 +2,11 @@
 
     python -m benchmarks factors --json out.json     five minutes on a CPU, one on a GPU
 
-Milliseconds, the least of several calls of one jitted function, each with values that it has not seen; of the processor
-on a CPU. "COLAMD" and "symmetric" are SciPy's `splu` with a solve, in its default mode and with MMD of A + Aᵀ,
-SymmetricMode and a threshold of 0.001; empty where the entries are predicted to take over 20 s, or x has a backward
-error above 1e-10. "sparsax" calls CHOLMOD alone, and "spineax" cuDSS, whose analysis of the pattern it
-keeps; "analysed anew" has one of each call. A gradient is that of `logdet` by all entries.
+Milliseconds, the least of several calls of one jitted function, each with new values; on a CPU, of CPU time.
+"COLAMD" and "symmetric" are SciPy's `splu` with a solve, in its default mode and with MMD of A + Aᵀ, SymmetricMode
+and a threshold of 0.001; empty where the entries are predicted to take over 20 s, or x has a backward error above
+1e-10. "sparsax" calls CHOLMOD alone, and "spineax" cuDSS, whose analysis of the pattern it
+keeps; "analysed anew" repeats it in each call. A gradient is that of `logdet` by all entries.
 "batches" are systems of one pattern: by `direct` and `bicgstab` under vmap, by dense LU, by
 `lax.linalg.tridiagonal_solve`, and by a Python loop over SciPy's `spsolve`.
 "ratio" is that of `direct` to the better mode, or to the library alone. JAXSPARSE_MATRICES and JAXSPARSE_CASES name
@@ -58,7 +58,7 @@ def circuit(n: int) -> sp.csr_array:
 
 
 def milliseconds(f: Callable[[float], Any]) -> float:
-    """The least time of f(s) for several s that no other call had, after one call to warm up."""
+    """The least time of f(s) over several new s, after one call to warm up."""
     return 1e3 * timing.cost(lambda: f(1 + next(COUNT) / 10_000), SECONDS, CALLS, at_least=3)[1]
 
 

@@ -13,8 +13,8 @@ small program. "kept" is the same with JAX's programs on disk from an earlier pr
 later solves with the same matrix.
 first calls: CPU seconds of the first call of a jitted function, from tracing to the answer; "ratio" is to jax.scipy's.
 Peers solve with the same matrix, as a function v -> A @ v. Medians of three, in which the sides take turns.
-ways to compile: a jit of the user's, one with XLA's older emitters, and an eager call, which takes those by itself on a
-CPU. On a GPU the seconds that matter are those of the wall, which these rows have too.
+ways to compile: a jit of the user's, one with XLA's older emitters, and an eager call, which uses those by itself on a
+CPU. On a GPU wall seconds matter; these rows have them too.
 """
 
 import argparse
@@ -98,7 +98,7 @@ LIBRARIES: dict[str, Callable[[Any, np.ndarray], Solve]] = {
 
 
 def cold(side: str, n: int) -> Row:
-    """What a side takes in this process."""
+    """The seconds of a side in this process."""
     jax.block_until_ready(jax.jit(lambda x: x + 1)(jnp.ones(8)))
     if side == "CuPy":
         _ = importlib.import_module("cupy").ones(8) + 1

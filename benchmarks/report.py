@@ -24,7 +24,7 @@ def run(module: Any, argv: list[str]) -> int:
     """Makes the rows of each section of a benchmark, writes all of them after every row, and prints tables; returns 0.
 
     Args:
-      module: has `sections(args, header)`, which may add to the header at any time, and `options(parser)` if it takes
+      module: has `sections(args, header)`, which may add to the header at any time, and `options(parser)` if it has
         options of its own.
     """
     name = module.__name__.rpartition(".")[2]

@@ -3,9 +3,9 @@
     python -m benchmarks scaling --devices 1 8 --json benchmarks/results/scaling.json
     XLA_FLAGS=--xla_force_host_platform_device_count=8 python -m benchmarks scaling --small
 
-The time of a step comes from 200 more of them. All formats are those that "auto" takes, as for a user; on one device
+The time of a step comes from 200 more of them. All formats are those that "auto" chooses, as for a user; on one device
 the matrix is not sharded. Efficiency is T(1) / T(N) with the same work on every device (weak) and T(1) / (N·T(N)) with
-the same work in all (strong). Each shard makes its own rows, scaled by factors of 10^±1.5 so that no solve ends before
+the same total work (strong). Each shard makes its own rows, scaled by factors of 10^±1.5 so that no solve ends before
 its count of steps. `--only processes` compares processes of one device each with one process that has as many.
 """
 
@@ -90,7 +90,7 @@ def irregular(name: str, S: scipy.sparse.csr_array) -> Problem:
 
 
 def on(problem: Problem, devices: list[Any], mode: str, **layout: Any) -> Any:
-    """The matrix on these devices, in the format that "auto" takes; on one, unsharded."""
+    """The matrix on these devices, in the format that "auto" chooses; on one, unsharded."""
     if len(devices) == 1:
         with jax.default_device(devices[0]):
             return jsf.from_scipy(problem.rows_of(0, problem.n), "auto")

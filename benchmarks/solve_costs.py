@@ -1,17 +1,17 @@
-"""What `solve` costs: against its estimates, by size, and against each way by hand and SciPy.
+"""What `solve` costs: against its estimates, by size, and against each strategy by hand and SciPy.
 
     python -m benchmarks solve_costs --json out.json          some forty minutes on two cores
 
-pairs: set-up and at most STEPS steps of each way that suits a system; "ratio" is the time over the estimate of these.
+pairs: set-up and at most STEPS steps of each strategy that suits a system; "ratio" is their time over its estimate.
 all: the pairs within a factor of 3.
-sizes: each way, and `solve`, for problems of growing size.
-campaign: `solve` of a new matrix, of new values ("new"), and of another b ("again"), against the best of its ways by
-hand and of SciPy, set-up included; "wrong" is a status that the residual in long double contradicts. mean: of its
+sizes: each strategy, and `solve`, for problems of growing size.
+campaign: `solve` of a new matrix, of new values ("new"), and of another b ("again"), against the best of its strategies
+by hand and of SciPy, set-up included; "wrong" is a status that the residual in long double contradicts. mean: of its
 ratios.
-large: `solve` as in the campaign, its first call compiling nothing that JAX keeps on disk, against other ways by hand,
-each in a process of its own, which ends after SECONDS of the processor.
+large: `solve` as in the campaign, its first call compiling nothing that JAX keeps on disk, against other strategies by
+hand, each in a process of its own, which ends after SECONDS of CPU time.
 
-On a CPU a time is the processor's, which other load lengthens less than the clock's. A cell that would take more than
+On a CPU a time is CPU time, which other load lengthens less than wall time. A cell that would take more than
 LIMIT seconds is left out. JAXSPARSE_MATRICES and JAXSPARSE_CASES add files of theirs.
 """
 
@@ -68,7 +68,7 @@ def pair(way: estimates.Way, facts: Facts, b: Any) -> report.Row:
 
 
 def by_hand(A: Any, b: Any, facts: Facts, limit: float = LIMIT) -> dict[str, Callable[[], Any]]:
-    """What solves the system by each way that suits it, and is expected to set up within `limit` seconds."""
+    """What solves the system by each strategy that suits it and is expected to set up within `limit` seconds."""
 
     def of_way(trial: estimates.Trial) -> Callable[[], Any]:
         settings = Settings(rtol=RTOL, maxiter=int(limit / trial.step))
@@ -202,7 +202,7 @@ def in_process(name: str, way: str, scale: float) -> report.Row:
 
 
 def solved(name: str, way: str, scale: float) -> None:
-    """Prints, as JSON, what a way takes, or `solve` for a new matrix, for another b, and for new values."""
+    """Prints, as JSON, the cost of a strategy, or of `solve` for a new matrix, for another b, and for new values."""
     jax.config.update("jax_enable_x64", True)
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
     S = sp.csr_array(LARGE_SYSTEMS[name](scale))

@@ -4,7 +4,7 @@
     python -m benchmarks solvers --only multigrid           some six minutes of CPU time
 
 The floor of a step is nnz·(value + 4-byte index) + 9 vectors over the measured copy bandwidth: CSR read once, and the
-fewest passes over vectors. "own" counts the bytes of the format that ran instead of CSR's. The time of a step comes
+fewest passes over vectors. "own" counts the bytes of the format that ran, not CSR's. The time of a step comes
 from 400 more of them. A solve is timed whole, compiled, from call to answer: the median of five,
 on a CPU the least. The sides of multigrid
 solve to 1e-8, and their "warm" figures are of a second call; "cpu" sums the seconds of all threads.

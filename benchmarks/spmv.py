@@ -14,7 +14,7 @@ interrupted run keeps its rows.
 
 Matrices are made, converted and compiled on the host. With several workers other processes do that while one times on
 the GPU. The fastest opponent and all of our formats are timed several times in turn, and the median counts. `tune`
-would choose by its own clock (`choose/timing.py`); the table takes those of its candidates that were timed.
+would choose by its own clock (`choose/timing.py`); the table uses those of its candidates that were timed.
 
 A row of the JSON is a matrix and a dtype: `opponents` has µs by method, or the reason for their absence, `ours` the
 counts and the time of every timed format, by which `benchmarks choices` judges the rules of "auto".

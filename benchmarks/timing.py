@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 
 def timed(f: Callable[[], Any]) -> tuple[Any, float, float]:
-    """The result of f(), seconds, and the processor's seconds, summed over threads."""
+    """The result of f(), wall seconds, and CPU seconds, summed over threads."""
     wall = time.perf_counter()
     cpu = time.process_time()
     result = jax.block_until_ready(f())
@@ -18,7 +18,7 @@ def timed(f: Callable[[], Any]) -> tuple[Any, float, float]:
 
 
 def least(f: Callable[[], Any], enough: float, rounds: int = 5, at_least: int = 1) -> tuple[Any, float, float]:
-    """The last result of f(), and the least seconds and seconds of the processor, as `timed`, in up to `rounds` calls.
+    """The last result of f(), and the least wall and CPU seconds, as `timed`, in up to `rounds` calls.
 
     From `at_least` calls on none begins after `enough` seconds.
     """
@@ -31,9 +31,9 @@ def least(f: Callable[[], Any], enough: float, rounds: int = 5, at_least: int = 
 
 
 def cost(f: Callable[[], Any], enough: float, rounds: int = 3, at_least: int = 1) -> tuple[Any, float]:
-    """`least`, after a call to warm up: the result, and on a CPU the seconds of the processor, else those of the clock.
+    """`least`, after a call to warm up: the result, and wall seconds, on a CPU seconds of CPU time.
 
-    Other load lengthens the processor's less.
+    Other load lengthens CPU time less.
     """
     jax.block_until_ready(f())
     result, wall, cpu = least(f, enough, rounds, at_least)

@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class CacheInfo(NamedTuple):
-    """What one kind of results takes.
+    """The number and size of the results of one kind.
 
     Attributes:
       entries: results that are kept.

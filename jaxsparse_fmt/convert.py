@@ -262,7 +262,7 @@ def from_dense(a: Any, format: str = "auto", dtype: Any = None, **options: Any) 
 def random(
     m: int, n: int, density: float = 0.01, format: str = "csr", dtype: Any = None, rng: Any = None, **options: Any
 ) -> SparseMatrix:
-    """A matrix [m, n] of numbers drawn evenly from [0, 1), at places drawn evenly without repetition.
+    """A matrix [m, n] of numbers drawn uniformly from [0, 1), at places drawn uniformly without repetition.
 
     Args:
       density: the part of all places that get an entry, from 0 to 1.

@@ -147,7 +147,7 @@ def from_bcoo(B: Any, format: str = "auto", dtype: Any = None, **options: Any) -
 
 
 def from_bcsr(B: Any, format: str = "auto", dtype: Any = None, **options: Any) -> SparseMatrix:
-    """A matrix from a BCSR; as `from_bcoo`, which takes both.
+    """A matrix from a BCSR; as `from_bcoo`, which accepts both.
 
     Examples:
       >>> js.from_bcsr(js.to_bcsr(A)).nnz == A.nnz

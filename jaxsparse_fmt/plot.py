@@ -94,7 +94,7 @@ def spy(A: Any, ax: Axes | None = None) -> Axes:
 
 
 def row_lengths(A: Any, ax: Axes | None = None) -> Axes:
-    """Draws a histogram of the entries a row. A: as in `spy`.
+    """Draws a histogram of the entries per row. A: as in `spy`.
 
     Examples:
       >>> js.plot.row_lengths(A).get_title()

@@ -22,7 +22,7 @@ from solvers.precond import _checks as checks
 @standard_promotion
 @interruptible
 def logdet(A: Any) -> Array:
-    """log|det A| of a sparse matrix, differentiable twice by A's values, in any mode.
+    """log|det A| of a sparse matrix, differentiable twice with respect to A's values, in any mode.
 
     The gradient holds entries of A⁻¹, on A's pattern, and costs some four factorizations; a second derivative along a
     direction costs as much of a matrix of twice the size. The host computes, by SuperLU; a jitted function calls it.
@@ -59,7 +59,7 @@ def inverse_entries(A: Any) -> Array:
 
 @interruptible
 def sample(A: Any, z: Array) -> Array:
-    """R·z with R·Rᴴ = A⁻¹; linear in z, and without derivatives by A. NaN unless A is positive definite."""
+    """R·z with R·Rᴴ = A⁻¹; linear in z, and without derivatives in A. NaN unless A is positive definite."""
     n, row, col, values = _entries(A, "sample")
     values, z = (a.astype(jnp.result_type(values, z)) for a in (_constant(values), z))
 

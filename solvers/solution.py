@@ -136,7 +136,7 @@ class Outcome:
 
     @property
     def _failure(self) -> Array:
-        """The code of a failure; 0 of a success."""
+        """The code of a failure; 0 after a success."""
         return jnp.where(self.code == Status.ROUNDED, 0, self.code)
 
     def raise_for_status(self) -> Self:
@@ -214,7 +214,7 @@ class Told(tuple[str, ...]):
 @pytree
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Solution(Outcome):
-    """A solver's result, a pytree. Unpacks as SciPy's, `x, info = cg(A, b)`: info is 0 of a success, else `code`.
+    """A solver's result, a pytree. Unpacks as SciPy's, `x, info = cg(A, b)`: info is 0 after a success, else `code`.
 
     Attributes:
       x: [n], [n, k] or a pytree, like b: the last iterate, or the best one if the solve failed; always finite.
@@ -259,7 +259,7 @@ class Solution(Outcome):
 
     @property
     def method(self) -> str:
-        """The method that `solve` took, such as "cg with multigrid"; else empty."""
+        """The method that `solve` chose, such as "cg with multigrid"; else empty."""
         return "".join(self._told[:1])
 
     @property

@@ -95,7 +95,7 @@ class ShardedAlgebra(ScipyNames):
         return with_values(self, _of_free(self, *both))
 
     def data_of(self, gradient: Any) -> Array:
-        """The entries [nnz] of a gradient by this whole matrix, in the order of `data`; as `SparseMatrix.data_of`."""
+        """The entries [nnz] of a gradient in this whole matrix, in the order of `data`; as `SparseMatrix.data_of`."""
         pairs = zip(jax.tree.leaves(self), jax.tree.leaves(gradient), strict=True)
         leaves = [g if jnp.issubdtype(g.dtype, jnp.inexact) else a for a, g in pairs]
         A: Any = jax.tree.unflatten(jax.tree.structure(self), leaves)
