@@ -55,7 +55,6 @@ def sentences() -> list[tuple[str, str]]:
     worst = min(row["ratio"] for row in unseen)
     held_out = figures.speeds(unseen)
     on_several = figures.rows_of("scaling_4xh200", section="multigrid")
-    setups = [f"{row['set-up s']:.1f}" for row in on_several]
     counts = [str(row["iterations"]) for row in on_several]
     graph, judged = figures.speeds(rows, "power law"), figures.rows_of("choices_h100")
     unknown = figures.speeds(figures.rows_of("suite_held_out_cpu"))
@@ -112,7 +111,6 @@ def sentences() -> list[tuple[str, str]]:
             f"(performance.md#products-on-a-gpu) has {graph['float32']:.2f} and {graph['float64']:.2f}",
         ),
         ("docs/performance.md", "`cg` with multigrid takes {}, {} and {} steps".format(*counts)),
-        ("docs/performance.md", "its set-up takes {}, {} and {} s".format(*setups)),
     ]
 
 
