@@ -1,7 +1,7 @@
 """PageRank of a power-law graph: the ranks by two methods, and their derivative by the damping.
 
 The rank r solves (I − d·P)·r = (1 − d)/n, where P moves a visitor along a random link. The power method needs one
-product with P a step, here in the format that `format="auto"` takes for such graphs. `gmres` solves the same equation,
+product with P a step, here in the format that `format="auto"` chooses for such graphs. `gmres` solves the same equation,
 and its derivative by d is one more solve.
 
     python examples/pagerank.py [PICTURE.png]
