@@ -179,9 +179,9 @@ def columns() -> Panel:
 
 
 def steps() -> Panel:
-    rows = [row for row in figures.rows_of("solvers_h100", section="steps") if row["unknowns"] > 500_000]
+    rows = [row for row in figures.rows_of("solvers_h200", section="steps") if row["unknowns"] > 500_000]
     groups = [(f"{row['problem']}, {row['dtype']}, in {row['format']}", [row["own share"]]) for row in rows]
-    title = f"Part of copy bandwidth that a step of cg reaches, {device('solvers_h100')}"
+    title = f"Part of copy bandwidth that a step of cg reaches, {device('solvers_h200')}"
     return Panel(title, [""], groups, reference=(1.0, "a copy = 1"))
 
 

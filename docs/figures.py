@@ -203,7 +203,7 @@ def steps() -> Iterator[str]:
         return name, f"{step:.3g}", *shares, f"{start / 1e3:.1f}"
 
     heads = "a step, µs | of CSR's bytes | of its own | the start, ms"
-    return table(heads, map(line, rows_of("solvers_h100", section="steps")))
+    return table(heads, map(line, rows_of("solvers_h200", section="steps")))
 
 
 def solves() -> Iterator[str]:
@@ -217,9 +217,10 @@ def solves() -> Iterator[str]:
     }
 
     def cell(problem: str, key: str, of: Row) -> str:
-        if not rows_of("solvers_h100", problem=problem, **of):
+        table = "gradient_h200" if of.get("section") == "gradient" else "solvers_h200"
+        if not rows_of(table, problem=problem, **of):
             return ""
-        row = row_of("solvers_h100", problem=problem, **of)
+        row = row_of(table, problem=problem, **of)
         return f"{row[key]:.2f}" if row.get("status", "CONVERGED") == "CONVERGED" else row["status"]
 
     return table(" | ".join(problems), ((name, *(cell(p, *of) for p in problems)) for name, of in lines.items()))
@@ -367,7 +368,7 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "counts of held out": lambda: counts(rows_of("suite_held_out_h200")),
     "dialects": sourced(lambda: by_class(rows_of("dialects_h200")), "spmv --backends triton mosaic", "dialects_h200"),
     "columns": sourced(columns, "stages --only columns", "columns_h200"),
-    "steps": sourced(steps, "solvers", "solvers_h100"),
+    "steps": sourced(steps, "solvers", "solvers_h200"),
     "solves": solves,
     "several GPUs": sourced(several_gpus, "scaling --modes overlap", "scaling_4xh200"),
     "processes": sourced(processes, "scaling --only processes --devices 1 2", "processes_2xh200"),

@@ -46,12 +46,12 @@ def sentences() -> list[tuple[str, str]]:
     met = sum(row["ratio"] >= figures.NO_SLOWER for row in rows)
     least = min(row["ratio"] for row in rows)
     before = [figures.geometric_mean(by_older_products(r) for r in rows if r["dtype"] == d) for d in figures.DTYPES]
-    steps = {r["problem"]: r for r in figures.rows_of("solvers_h100", section="steps", dtype="float64")}
+    steps = {r["problem"]: r for r in figures.rows_of("solvers_h200", section="steps", dtype="float64")}
     little = steps["7-point 16³"]
     start = (little["µs a step of 500"] - little["µs a step"]) / 2
     shares = [steps[problem]["own share"] for problem in ("7-point 200³", "27-point × 3 dof 64³")]
     unseen = figures.rows_of("suite_held_out_h200")
-    plain, coarse = (figures.row_of("solvers_h100", problem="27-point × 3 dof 64³", method=m) for m in REFINED)
+    plain, coarse = (figures.row_of("solvers_h200", problem="27-point × 3 dof 64³", method=m) for m in REFINED)
     worst = min(row["ratio"] for row in unseen)
     held_out = figures.speeds(unseen)
     on_several = figures.rows_of("scaling_4xh200", section="multigrid")

@@ -46,7 +46,6 @@ REFINED = [
     for method, kind, dtype in [
         ("cg", "definite", "float32"),
         ("cg", "definite", "bfloat16"),
-        ("cg", "definite", "float16"),
         ("fcg", "definite", "float32"),
         ("minres", "symmetric", "float32"),
         ("bicgstab", "general", "float32"),

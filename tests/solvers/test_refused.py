@@ -171,8 +171,6 @@ TYPES = [
     (lsmr, (E, {"a": ONES}), {}, r"b must be one array.*ravel_pytree"),
     (eigsh, (A, 2), {"sigma": "0"}, "a real number"),
     (eigsh, (A, 2), {"sigma": 1j}, "a real number"),
-    (eigsh, (E, 2), {"sigma": 0.0}, "from_scipy"),
-    (eigsh, (E, 2), {"M": jsf.eye(3)}, "convert it with from_scipy"),
     (eigsh, (S, 2), {"sigma": 0, "M": A}, "is a csr_array: convert it with from_scipy"),
     (eigsh, (A, 2), {"sigma": 0, "M": S}, "is a csr_array: convert it with from_scipy"),
     (lobpcg, (E, 2), {"M": lambda r: 1j * r}, "drop its imaginary part; make X0 complex"),
