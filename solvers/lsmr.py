@@ -95,20 +95,17 @@ def by_settings(A: Any, b: Any, x0: Any, damp: Any, settings: Settings) -> Least
     vectors = {"b": b, "x0": x0}
     b = arguments.nonempty(b, "b", "least squares needs at least one equation")
     maps, dtype, n = two_sided(A, b)
-    x0 = None if x0 is None else arguments.vectors(x0, "x0")
-    if x0 is not None and x0.shape != (n, *b.shape[1:]):
+    if x0 is not None and (x0 := arguments.vectors(x0, "x0")).shape != (n, *b.shape[1:]):
         raise ValueError(f"x0 has shape {x0.shape}; A and b need {(n, *b.shape[1:])}")
-    damped = isinstance(damp, (Tracer, jax.Array)) or arguments.tolerance(damp, "damp") != 0
     dtype = jnp.result_type(dtype, b.dtype, jnp.float32, *(() if x0 is None else (x0.dtype,)))
     b, x0 = b.astype(dtype), None if x0 is None else x0.astype(dtype)
     M = preconditioner(settings.M, jax.ShapeDtypeStruct((n, *b.shape[1:]), dtype))
-    factor = arguments.tolerance(damp, "damp") if damped else None
+    factor = arguments.tolerance(damp, "damp") if isinstance(damp, (Tracer, jax.Array)) or damp != 0 else None
     options, adjoint, limits = settings.of_loop(jax.tree.leaves((maps, b)), n, 10 * min(b.shape[0], n))
     if adjoint == "unrolled":
         raise TypeError("adjoint must be a solvers.Adjoint for lsmr, which is not unrolled; got 'unrolled'")
     inside, x_basis, b_basis = maps[0]._in_bases()
-    limiting = {name: getattr(settings, name) for name in NUMBERS}
-    b_basis.agree(lambda: vectors | {"damp": damp, "M": M} | limiting)
+    b_basis.agree(lambda: vectors | {"damp": damp, "M": M} | {name: getattr(settings, name) for name in NUMBERS})
     b, x0 = b_basis.placed(b), x_basis.placed(x0)
     bases: Any = x_basis, b_basis
     calls = options.callback is not None or options.progress is not None
@@ -141,8 +138,7 @@ def _compute(
     if M is not None:
         precondition = within(M, x_basis)
         M = traced(lambda r: (precondition @ r).astype(dtype), unknown)
-    limits = lax.stop_gradient(limits)
-    x, end = LeastSquares(_run, options, adjoint)(System(K, M, rows, x0, limits))
+    x, end = LeastSquares(_run, options, adjoint)(System(K, M, rows, x0, lax.stop_gradient(limits)))
     norms = end.norms if options.history_length else None
     return LeastSquaresSolution(x_basis.leave(x), end.code, end.k, length(end.r[:m]), norms, end.normal)
 

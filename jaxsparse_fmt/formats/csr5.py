@@ -21,7 +21,7 @@ which begin at `windows` [n_tiles·64] int32; else as columns of 32 bits in `mar
 Each tile begins with a row, unlike the paper's tiles: it holds the rows whose first entry falls into its window of the
 entries, and padding after the end of the last row. So no row is in two tiles. Rows that are too long for a tile
 (`csr5_tiles.py`) continue in pieces: a piece is a segment after all rows, and a second pass adds the sums of a row's
-pieces to the row, in order. So no product adds by atomics.
+pieces to the row, in order. So no product uses atomic adds.
 
 If few columns hold most entries, as in power-law graphs, the `hot` most used columns can come first, so that the L1
 cache holds them; the other columns keep their order. Storage column k is column `col_order`[k] of the matrix, [n_cols]

@@ -21,7 +21,7 @@ def accumulator(*dtypes) -> jnp.dtype:
 
 
 def product_reference(values, x, row, col, *, n_rows: int, n_cols: int) -> Array:  # [b, n_rows, p]
-    """A·x by a scatter-add. On a GPU it adds by atomics, in no fixed order."""
+    """A·x by a scatter-add. On a GPU it uses atomic adds, in no fixed order."""
     return _scattered(values, x, col, jnp.where(col < n_cols, row, n_rows), n_rows)
 
 

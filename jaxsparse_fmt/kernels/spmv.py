@@ -292,7 +292,7 @@ def _segment_sum(terms, row, n: int, rows_rise: bool):
 
 
 def transposed_reference(values, y, arrays: Arrays, *, rule: Rule) -> Array:  # [b, n_cols, p]
-    """Aᵀ·y in plain jnp; on a GPU it adds by atomics, in no fixed order."""
+    """Aᵀ·y in plain jnp; on a GPU it uses atomic adds, in no fixed order."""
     row, col, _ = rule.places(arrays)
     together = rule.column.rows if isinstance(rule.column, Blocked) else 1
     return coordinates.transposed_reference(values, y, row, col, n_cols=rule.shape[1], together=together)

@@ -386,9 +386,7 @@ def test_does_a_plan_with_a_new_function_of_the_same_operations_compile_nothing(
 
 @pytest.mark.parametrize("where", ["device"], indirect=True)
 @pytest.mark.parametrize("format", ["csr", "dia", "sell"])
-def test_slices_and_the_first_sum_of_a_size_on_a_device_compile_nothing_and_equal_the_second(
-    format, where, compiled, monkeypatch
-):
+def test_slices_and_the_first_sum_of_a_size_on_a_device_compile_nothing(format, where, compiled, monkeypatch):
     del where
     monkeypatch.setattr(patterns, "_uses", functools.cache(lambda *sizes: itertools.count()))
     S = jsf.gallery.poisson((7, 11, 13 + len(format)))
