@@ -294,7 +294,9 @@ def reference(title: str, named: dict[types.ModuleType, str]) -> str:
         for name in names.split():
             value = getattr(module, name)
             kind = "autoclass" if isinstance(value, type) else "autofunction"
-            members = ["   :members:"] if isinstance(value, type) and value not in jsf.FORMATS.values() else []
+            # The fields of a named tuple stand under Attributes.
+            has_members = isinstance(value, type) and value not in jsf.FORMATS.values() and not issubclass(value, tuple)
+            members = ["   :members:"] if has_members else []
             lines += [f".. {kind}:: {name}", *members, ""]
             if pages := guides(name):
                 lines += ["   **See also:** " + ", ".join(f":doc:`{page}`" for page in pages), ""]

@@ -52,23 +52,25 @@ class Recent:
 
     def find(self, holds: Callable[[Any], bool]) -> Any:
         """The oldest result of which it holds, which is the newest from now on; None: there is none."""
-        for k, one in enumerate(self.results):
+        results = self.results  # `clear` may put another list there
+        for k, one in enumerate(results):
             if holds(one):
-                self.results.append(self.results.pop(k))
+                results.append(results.pop(k))
                 return one
         return None
 
     def put(self, result: T, room: int = 0) -> T:
         """The result, kept among `most`, or `room` if that is more."""
-        self.results.append(result)
-        del self.results[: -max(self.most, room)]
+        results = self.results
+        results.append(result)
+        del results[: -max(self.most, room)]
         return result
 
     def values(self) -> list[Any]:
         return list(self.results)
 
     def clear(self) -> None:
-        self.results.clear()
+        self.results = []
 
 
 def cache_info() -> dict[str, CacheInfo]:

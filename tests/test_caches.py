@@ -67,3 +67,9 @@ def test_may_caches_be_cleared_while_a_function_is_traced():
         return js.cg(A, b, rtol=1e-10).x
 
     np.testing.assert_allclose(jax.jit(f)(B), js.cg(A, B, rtol=1e-10).x, rtol=1e-8)
+
+
+def test_may_a_cache_be_cleared_while_it_is_searched():
+    recent = _caches.Recent(4, "tests")
+    recent.put(1)
+    assert recent.find(lambda one: recent.clear() or one == 1) == 1 and recent.values() == []

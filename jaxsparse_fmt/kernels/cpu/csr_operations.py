@@ -32,7 +32,9 @@ def pays(nnz: int) -> bool:
 def serves(*operands: Csr, dtype: Any = np.float32) -> bool:
     """Whether these operands, and a result of this dtype, are for the functions of this module."""
     is_wide = all(np.dtype(d).itemsize >= 4 for d in (dtype, *(S.data.dtype for S in operands)))
-    return is_wide and all(S.nnz for S in operands) and pays(sum(S.nnz for S in operands))
+    arrays = (a for S in operands for a in (S.data, S.indices, S.indptr))
+    is_plain = all(a.dtype.isnative and a.flags.c_contiguous for a in arrays)  # as kernels read what they are given
+    return is_wide and is_plain and all(S.nnz for S in operands) and pays(sum(S.nnz for S in operands))
 
 
 def combined(f: Callable[[Any, Any], Any], S: Csr, R: Csr) -> Csr:
@@ -141,7 +143,7 @@ def count_combined(begin, end, marks, kind, ptr, col, other_ptr, other_col, coun
 
 def combine(begin, end, marks, kind, ptr, col, a, other_ptr, other_col, b, first, out_col, out):
     """Writes the rows from first[begin] on, and where each ends."""
-    p, zero = first[begin], 0 * a[0]
+    p = first[begin]
     for row in range(begin, end):
         i, j, i_end, j_end = ptr[row], other_ptr[row], ptr[row + 1], other_ptr[row + 1]
         while i < i_end and j < j_end:
@@ -157,7 +159,7 @@ def combine(begin, end, marks, kind, ptr, col, a, other_ptr, other_col, b, first
             is_left = c < d
             if kind != 2:
                 out_col[p] = c if is_left else d
-                out[p] = a[i] if is_left else b[j] if kind == 0 else zero - b[j]
+                out[p] = a[i] if is_left else b[j] if kind == 0 else 0 - b[j]
                 p += 1
             i += is_left
             j += not is_left
@@ -168,7 +170,7 @@ def combine(begin, end, marks, kind, ptr, col, a, other_ptr, other_col, b, first
             p += 1
         while kind != 2 and j < j_end:
             out_col[p] = other_col[j]
-            out[p] = b[j] if kind == 0 else zero - b[j]
+            out[p] = b[j] if kind == 0 else 0 - b[j]
             j += 1
             p += 1
         first[row + 1] = p
@@ -192,7 +194,7 @@ def multiply(begin, end, marks, words, upper, ptr, col, a, other_ptr, other_col,
     marks: [n_cols] the place of each column in the row; from `words` on, a bit for each column; from `upper` on, a bit
     for each of these words.
     """
-    p, zero = first[begin], 0 * a[0]
+    p = first[begin]
     for row in range(begin, end):
         low, high = upper, -1
         for i in range(ptr[row], ptr[row + 1]):
@@ -220,7 +222,7 @@ def multiply(begin, end, marks, words, upper, ptr, col, a, other_ptr, other_col,
                     bits &= bits - 1
                     marks[c] = p
                     out_col[p] = c
-                    out[p] = zero
+                    out[p] = 0
                     p += 1
         for i in range(ptr[row], ptr[row + 1]):
             for j in range(other_ptr[col[i]], other_ptr[col[i] + 1]):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
+import jaxsparse_fmt as jsf
 from jaxsparse_fmt._aligned import ALIGNMENT
 from jaxsparse_fmt.kernels.cpu import csr_operations
 
@@ -77,3 +78,23 @@ def test_lie_entries_on_their_diagonals():
         at = np.arange(max(-diagonal, 0), min(60, 90 - diagonal))
         np.testing.assert_array_equal(values[k * 60 + at], S.toarray()[at, at + diagonal])
         np.testing.assert_array_equal(full[k, at], present(S)[at, at + diagonal])
+
+
+def test_stays_a_first_entry_that_is_not_finite_in_its_row():
+    S, R = random(300, 300), random(300, 300)
+    S.data[0], first = np.inf, np.flatnonzero(np.diff(S.indptr))[0]
+    for got in (csr_operations.combined(operator.sub, S, R), csr_operations.product(S, R)):
+        assert np.isfinite(got.toarray()[np.arange(300) != first]).all()
+
+
+def test_go_arrays_that_kernels_cannot_read_another_way(monkeypatch):
+    monkeypatch.setattr(csr_operations, "FEW", 0)
+    S = random(40, 50)
+    assert csr_operations.serves(S)
+    turned, apart = S.copy(), S.copy()
+    turned.data = S.data.astype(">f8")
+    apart.data = np.repeat(S.data, 2)[::2]
+    for T in (turned, apart):
+        assert not csr_operations.serves(T)
+        for format in ("csc", "dia"):
+            assert abs(jsf.from_scipy(T, format, "float64").to_scipy() - S).nnz == 0
