@@ -1,4 +1,4 @@
-"""The eigenpairs that `eigsh` and `lobpcg` return, and their derivatives."""
+"""The eigenpairs that `eigsh`, `eigs` and `lobpcg` return, and the derivatives of those of a Hermitian A."""
 
 import dataclasses
 import functools
@@ -25,15 +25,15 @@ from solvers.solution import Outcome, Status, is_one_number
 MAXITER = 1000
 NEAREST = ", and for those nearest to 0 eigsh(A, k, sigma=0)"  # what else than a `which` finds pairs
 LOW_END = (
-    "for the smallest of a discretised differential operator take sigma=0 of eigsh, or lobpcg with "
-    "M=precond.multigrid(A)"
+    "for the smallest of a discretised differential operator take sigma=0 of eigsh or eigs, or if it is symmetric "
+    "lobpcg with M=precond.multigrid(A)"
 )
 MESSAGES = {
-    Status.MAXITER: "maxiter did not bring every pair to the tolerance; loosen tol, raise maxiter or the ncv of eigsh; "
-    + LOW_END,
+    Status.MAXITER: "maxiter did not bring every pair to the tolerance; loosen tol, raise maxiter, or ncv, which eigsh "
+    "and eigs take; " + LOW_END,
     Status.STAGNATION: "the residuals stopped falling above the tolerance: the wanted eigenvalues lie close together, "
-    f"or at the limit of this precision; raise the ncv of eigsh or loosen tol; {LOW_END}; with sigma, the factors "
-    "are too inaccurate: take float64, or another sigma",
+    f"or at the limit of this precision; loosen tol, or raise ncv, which eigsh and eigs take; {LOW_END}; with "
+    "sigma, the factors are too inaccurate: take float64, or another sigma",
     Status.NOT_SYMMETRIC: "A is not symmetric (Hermitian), which eigsh and lobpcg need; (A + Aᵀ)/2 is. For "
     "eigenvalues of a nonsymmetric A take eigs(A)",
     Status.NOT_POSITIVE_DEFINITE: "M has a negative vᴴ·M·v: the M of A·x = λ·M·x must be positive definite, with sigma "

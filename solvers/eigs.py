@@ -171,7 +171,8 @@ def _run(
 ) -> tuple[EigenSolution, Array]:
     """The pairs by a basis of m vectors, and the norm of A − λ·M.
 
-    With `targets` [k] the pairs nearest to these, and one more, which is 0 unless the last are conjugates.
+    With `targets` [k] the pairs nearest to these, and one more, which is 0 unless the last are conjugates. The last
+    target, whose pair k may cut, comes last; distances that are rounding would order them by chance.
 
     The loop scales the operator by a power of two, from its product with v0: this is exact, and no square under- or
     overflows.
@@ -195,7 +196,9 @@ def _run(
             targets if pencil.shift is None else ratio(jnp.ones_like(targets), targets - pencil.shift.sigma), -e_A
         )
         goal = lax.complex(goal.real, jnp.abs(goal.imag)) if is_real else goal
-        return jnp.min(jnp.abs(values[:, None] - goal), axis=1)
+        apart = jnp.abs(values[:, None] - goal)
+        near, nearest = jnp.finfo(real).eps ** 0.5 * jnp.maximum(1, jnp.max(jnp.abs(goal))), jnp.min(apart, axis=1)
+        return nearest - jnp.where((nearest <= near) & (jnp.argmin(apart, axis=1) < k - 1), near, 0)
 
     none = jnp.array(jnp.inf, real)
     arrays = jnp.zeros((m + 1, v0.size), v0.dtype), jnp.zeros((m + 1, m + 1), v0.dtype)
@@ -215,6 +218,7 @@ def _run(
     code = jnp.where(state.code == Status.CONVERGED, true, state.code)
     count = k if targets is None else p  # a cut pair of targets is whole then
     values, X, norms = values[:count], X[:, :count], norms[:count]
+    values = lax.complex(values.real, jnp.where(values.imag == 0, 0, values.imag))  # no -0j
     if watcher is not None:
         tell_end(watcher, state.cycles, norms, limits.allowed(jnp.abs(values), unit, TRUE), code)
     return EigenSolution(values, X, code, state.cycles, state.products + 1 + solves * p, norms), unit

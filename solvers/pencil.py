@@ -1,8 +1,8 @@
-"""The operator whose eigenvalues `eigsh` looks for, of A·x = λ·M·x: A, M⁻¹·A, or the inverse of A − sigma·M, times M.
+"""The operator whose pairs `eigsh` and `eigs` find, of A·x = λ·M·x: A, M⁻¹·A, or the inverse of A − sigma·M, times M.
 
-It is self-adjoint in the inner product of M. The pairs nearest to sigma are those of the largest eigenvalues
-θ = 1/(λ − sigma) of (A − sigma·M)⁻¹·M, also where M is only semidefinite (Ericsson and Ruhe 1980; Nour-Omid, Parlett,
-Ericsson and Jensen 1987).
+That of `eigsh` is self-adjoint in the inner product of M. The pairs nearest to sigma are those of the largest
+eigenvalues θ = 1/(λ − sigma) of (A − sigma·M)⁻¹·M, also where M is only semidefinite (Ericsson and Ruhe 1980;
+Nour-Omid, Parlett, Ericsson and Jensen 1987).
 """
 
 import contextlib
@@ -148,7 +148,7 @@ def shifted(A: Any, M: Any, sigma: Any, maker: str = "eigsh") -> tuple[Any, Shif
       SolverError: A − sigma·M is known, and singular for every sigma. Of a NaN in A or M a solve gives NaN.
     """
     hermitian, maker = maker == "eigsh", f"{maker}(sigma=)"
-    sigma, n = _number(A, sigma, hermitian), checks.square(A, maker)
+    sigma, n = _number(A, M, sigma, hermitian), checks.square(A, maker)
     A, M, sigma = arguments.still((A, M, sigma))
     every = jnp.arange(n, dtype=jnp.int32)
     row, col, a = _entries(A, maker)
@@ -194,13 +194,14 @@ class Placed:
         return np.zeros(3, self.dtype)
 
 
-def _number(A: Any, sigma: Any, is_real: bool) -> Array:
+def _number(A: Any, M: Any, sigma: Any, is_real: bool) -> Array:
+    """sigma in the precision of A and M together, in which it is moved."""
     is_number = not np.ndim(sigma) and isinstance(sigma, (int, float, complex, np.number, Array))
     if not is_number or (is_real and jnp.iscomplexobj(sigma)):
         raise TypeError(f"sigma must be a {'real ' if is_real else ''}number; got {sigma!r}")
     if not is_traced(sigma) and not np.isfinite(sigma):
         raise ValueError(f"sigma must be finite; got {sigma}")
-    real = jnp.finfo(jnp.promote_types(A.dtype, jnp.float32)).dtype
+    real = jnp.finfo(jnp.result_type(A.dtype, *([] if M is None else [M.dtype]), jnp.float32)).dtype
     return jnp.asarray(sigma, jnp.promote_types(real, jnp.complex64) if jnp.iscomplexobj(sigma) else real)
 
 
@@ -219,7 +220,8 @@ def _placed(
     """The factors of A − sigma·M, None if there are none, and the numbers of a `Shift`."""
     row, col, a, m, sigma = map(np.asarray, (row, col, a, m, sigma))
     A_norm, M_norm = (np.max(np.bincount(c, abs(v), n)) for c, v in ((col[: a.size], a), (col[a.size :], m)))
-    scale, eps = A_norm + abs(sigma) * M_norm, np.finfo(a.dtype).eps
+    scale, eps = A_norm + abs(sigma) * M_norm or 1.0, np.finfo(a.dtype).eps
+    A_norm = A_norm or scale  # of A = 0, so that something is rounding
     best, place, least = None, sigma, np.inf
     for unit in (0, *units):
         tried = np.asarray(sigma - unit * (eps * scale / (M_norm or 1)) if unit else sigma, sigma.dtype)

@@ -104,7 +104,7 @@ class TwoSided(opaque.Operation):
         known = jnp.all(jnp.isfinite(U))
         U = jnp.where(known, U, 0)
         size = length(U)
-        lost = ~(length(other.residual(values, U)) <= LEFT * real.eps * unit * size) | ~known
+        lost = ~(length(other.residual(values, U)) <= LEFT * real.eps * unit * size) | (size == 0) | ~known
         defective = size * length(MX) > DEFECTIVE / real.eps**0.5
         return dataclasses.replace(sol, left_eigenvectors=jnp.conj(U)), Ends(unit, lost, defective)
 

@@ -10,11 +10,15 @@ import scipy.linalg
 
 import jaxsparse_fmt as jsf
 from solvers import EigenSolution, SolverError, Status, eigs
+from solvers.pencil import Pencil
+from solvers.two_sided import TwoSided
 from tests.lowering import quick_jit
 from tests.marks import few
 
 N, K = 24, 4
 FULL = jsf.from_dense(np.ones((N, N)), "csr")
+SMALL, KEPT = 12, 2
+SPARSE = jsf.from_dense(np.ones((SMALL, SMALL)), "csr")
 KEYS = {
     "LM": lambda w: -abs(w),
     "SM": abs,
@@ -150,6 +154,41 @@ def test_left_vectors_are_biorthogonal_to_right_ones():
     np.testing.assert_allclose(Y.conj().T @ a, w[:, None] * (Y.conj().T @ m), atol=1e-10 * np.abs(Y).max())
 
 
+@pytest.mark.parametrize("seed", few(range(20), 2))
+def test_both_sides_of_a_real_value_and_a_cut_pair_are_found(seed):
+    a = np.diag(np.r_[4.0, 3, 3, np.arange(SMALL - 3) / 9])
+    a[1, 2], a[2, 1] = 1, -1
+    Q = np.linalg.qr(random(seed + 2, SMALL))[0]
+    a = Q @ a @ Q.T
+    sol = eigs(SPARSE.with_data(a.ravel()), KEPT, left=True)
+    assert sol.success
+    np.testing.assert_allclose(sol.eigenvalues, [4, 3 + 1j], rtol=1e-13)
+    np.testing.assert_allclose(np.linalg.norm(sol.left_eigenvectors, axis=0), 1, rtol=1e-12)  # A is normal
+    gradient = jax.grad(lambda a: eigs(SPARSE.with_data(a), KEPT).eigenvalues[0].real)(a.ravel())
+    np.testing.assert_allclose(gradient, np.outer(Q[:, 0], Q[:, 0]).ravel(), atol=1e-12)
+
+
+def test_a_left_vector_that_the_second_search_misses_is_lost():
+    a, eye = np.diag([3.0, 2, 1]), jnp.eye(3, dtype=complex)
+
+    def loop(_, pencil, start, limits, targets=None):
+        kept = [0, 1] if targets is None else [0, 2]
+        zero = jnp.int32(0)
+        return EigenSolution(
+            jnp.diag(a)[jnp.array(kept)] + 0j, eye[:, jnp.array(kept)], zero, zero, zero, jnp.zeros(2)
+        ), 3.0
+
+    _, ends = TwoSided(loop, (None,), True).compute((Pencil(lambda v: a @ v), (jnp.ones(3), None)))
+    assert ends.lost.tolist() == [False, True]
+
+
+def test_real_eigenvalues_have_no_negative_zero_beside_them():
+    a = np.diag(np.r_[-2.0, 3.0, np.arange(SMALL - 2) / 9])
+    for options in ({}, {"sigma": -1.9}):
+        w = np.asarray(eigs(SPARSE.with_data(a.ravel()), KEPT, **options).eigenvalues)
+        assert np.all(w.imag == 0) and not np.any(np.signbit(w.imag))
+
+
 def test_failures_have_a_status_and_finite_pairs():
     a = random()
     few_restarts = eigs(jsf.gallery.poisson(30, dim=2).toarray(), K, which="SR", maxiter=2)
@@ -186,8 +225,6 @@ def test_arguments_that_make_no_sense_are_refused():
 
 # ------------------------------------------------------------------------------------------------------- derivatives
 
-SMALL, KEPT = 12, 2
-SPARSE = jsf.from_dense(np.ones((SMALL, SMALL)), "csr")
 WEIGHTS = np.cos(np.arange(SMALL))
 
 

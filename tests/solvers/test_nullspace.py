@@ -35,6 +35,30 @@ def test_are_null_vectors_as_many_as_a_dense_decomposition_finds(name, single):
     np.testing.assert_allclose(S @ Z, 0, atol=1e3 * eps)
 
 
+@pytest.mark.parametrize("small", [1e-3, 1e-5, 1e-7, 1e-9])
+def test_small_singular_values_hide_no_null_vector(small):
+    Q, P = (np.linalg.qr(np.random.default_rng(i).standard_normal((30, 30)))[0] for i in (0, 1))
+    S = (Q * np.r_[np.linspace(0.5, 1, 27), small, 2 * small, 0]) @ P.T
+    for k in (1, 2):
+        Z = np.asarray(nullspace(js.from_dense(S), k))
+        assert Z.shape == (30, 1)
+        np.testing.assert_allclose(abs(Z[:, 0] @ P[:, -1]), 1, rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "S", [sp.csr_array((8, 8)), sp.csr_array(np.tril(np.ones((8, 8)), -7))], ids=["zero", "rank 1"]
+)
+def test_are_k_vectors_found_where_there_are_more(S):
+    Z = np.asarray(nullspace(js.from_scipy(S), 2))
+    np.testing.assert_allclose(Z.T @ Z, np.eye(2), atol=1e-13)
+    np.testing.assert_allclose(S @ Z, 0, atol=1e-13)
+
+
+def test_is_a_default_k_of_any_size():
+    assert nullspace(js.from_dense(np.diag([0.0, 1, 2]))).shape == (3, 1)
+    assert nullspace(js.from_dense(np.diag([1.0, 1], 1))).shape == (3, 1)
+
+
 def test_does_cg_take_what_was_found():
     A, b = js.from_scipy(PIECES), np.sin(np.arange(35.0))
     sol = cg(A, b, nullspace=nullspace(A), rtol=1e-10)

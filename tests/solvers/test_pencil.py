@@ -117,6 +117,17 @@ def test_a_sigma_that_is_an_eigenvalue_is_moved():
         np.testing.assert_allclose(sol.eigenvalues, [1, 2, 3], rtol=1e-14)
 
 
+def test_a_sigma_moves_in_the_wider_of_two_precisions_and_at_a_zero_matrix():
+    A = jsf.from_scipy(sp.diags_array(np.arange(1.0, 30)).astype(np.float32))
+    sol = eigsh(A, 2, M=jsf.eye(29), sigma=4.0)
+    assert sol.success and sol.eigenvalues.dtype == np.float64
+    np.testing.assert_allclose(sol.eigenvalues[np.argmin(abs(sol.eigenvalues - 4))], 4, rtol=1e-14)
+    zero = jsf.from_dense(np.ones((24, 24)), "csr") * 0.0
+    for sol in (eigsh(zero, 2, sigma=0), jax.jit(lambda s: eigsh(zero, 2, sigma=s))(0.0)):
+        assert sol.success
+        np.testing.assert_allclose(sol.eigenvalues, 0, atol=1e-14)
+
+
 @pytest.mark.parametrize("scale", [1e200, 1e-200])
 def test_singular_values_are_right_where_their_squares_leave_the_range(scale):
     a = np.random.default_rng(0).standard_normal((12, 8))
