@@ -14,13 +14,15 @@ from jaxsparse_fmt.core.basis import Basis
 from solvers.core import arguments, opaque, operators
 from solvers.core.operators import Function, traced
 from solvers.core.program import Entry
+from solvers.core.scaling import exponent_of, scaled
 from solvers.core.space import HERE, Space, outside
 from solvers.core.stopping import is_failure
-from solvers.exponential import End, run, unmoved
+from solvers.exponential import End, exp_of, restored, run, unmoved
 from solvers.solution import Outcome, Status
 
 MAXITER = 10_000
 CHECKPOINTS, PULLED_DEGREE = 32, 30  # of a derivative in reverse mode: vectors that it keeps, and terms of its steps
+FEW = 8  # steps, in which exp(t·(A − μ)) stays within the range of float32
 MESSAGES = {
     Status.MAXITER: "maxiter steps do not reach t; raise maxiter, or take a shorter t: a step is about 10 / ‖A‖ "
     "long. For a stiff A implicit steps, each a solve, are cheaper",
@@ -215,18 +217,30 @@ class Change(opaque.Operation):
         return self.tree.num_leaves - 1
 
     def transpose(self, inputs: Any, cotangent: Array) -> Array:
-        """∫ λ(s)·x(s)ᵀ ds over A's values, exact for Taylor's sums: reverse mode through each of short steps."""
+        """∫ λ(s)·x(s)ᵀ ds over A's values, exact for Taylor's sums: reverse mode through each of short steps.
+
+        The steps are short for A − μ, so it is A − μ that they sum, and each multiplies by its part of exp(t·μ). Few
+        steps leave this to the end, as a power of two, since exp(t·μ) may be beyond the dtype where its product with v
+        and the cotangent is not. Over many steps exp(t·(A − μ)) itself may be. The result does not depend on μ.
+        """
         A, t, maxiter, v, _ = inputs
         numbers, rebuilt = self._numbers(A)
         space = self.space
 
         def at(x: Array, steps: Array, of: Array) -> Array:
             part = jnp.where(of > 0, steps / of, 0).astype(t.dtype)
-            return Exponential(space)((A, t * part, maxiter, None, x))[0]
+            return Exponential(space)((near, t * part, maxiter, None, x))[0]
 
         end = Exponential(space)((A, t, maxiter, None, v))[1]
         reach = -jnp.log(jnp.finfo(v.dtype).eps) / 10
         count = jnp.ceil(jnp.maximum(jnp.abs(t) * end.past.rate / reach, 1))
+        mu = lax.stop_gradient(end.mu)
+        later = jnp.where(count <= FEW, mu, 0)  # the part of μ that waits for the end
+        near = traced(lambda u: A @ u - later * u, v)
+        factor, power = exp_of(later * t.astype(mu.dtype))
+        c = cotangent * factor
+        powers = [exponent_of(jnp.max(space.largest(a))) for a in (v, c)]
+        v, c = (scaled(a, -p) for a, p in zip((v, c), powers, strict=True))
         width = jnp.ceil(count / CHECKPOINTS)
         starts = lax.iota(width.dtype, CHECKPOINTS) * width
         _, kept = lax.scan(lambda x, i: (at(x, jnp.clip(count - i, 0, width), count), x), v, starts)
@@ -236,10 +250,11 @@ class Change(opaque.Operation):
 
             def add(carry: tuple[Array, Array], j: Array) -> Any:
                 term, total = carry
-                term = (A @ term) * (t / (count * j)).astype(term.dtype)
+                term = (A @ term - mu * term) * (t / (count * j)).astype(term.dtype)
                 return (term, total + term), None
 
-            return lax.scan(add, (x, x), lax.iota(count.dtype, PULLED_DEGREE) + 1)[0][1]
+            total = lax.scan(add, (x, x), lax.iota(count.dtype, PULLED_DEGREE) + 1)[0][1]
+            return total * jnp.exp((mu - later) * (t / count).astype(mu.dtype))
 
         def back(i: Array, carry: Any) -> Any:
             of_A, c = carry
@@ -249,5 +264,6 @@ class Change(opaque.Operation):
             more, c = jax.vjp(step, numbers, x)[1](c)
             return of_A + more, c
 
-        of_A, _ = lax.fori_loop(0, count.astype(jnp.int32), back, (jnp.zeros_like(numbers), cotangent))
-        return _or_nan(end, of_A, cotangent)
+        of_A, _ = lax.fori_loop(0, count.astype(jnp.int32), back, (jnp.zeros_like(numbers), c))
+        wide = of_A.astype(jnp.result_type(of_A.dtype, v.real.dtype))
+        return _or_nan(end, restored(wide, power + sum(powers)).astype(of_A.dtype), cotangent)

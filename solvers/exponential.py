@@ -32,6 +32,7 @@ DIAGONAL = 0.7  # of ‖A·e‖, at least ‖μ·e‖
 ROUGH = 0.03  # of the sum, the last terms of e
 PROOF = 5  # terms after which they show ‖h·B‖
 SUMMED, FAR = 1, 2  # how a sum ended, if not by DEGREE terms
+LN2 = 0.693359375, -2.1219444005469057e-4  # log 2, in two parts; small integers times the first are exact
 LOST = 0.1  # of ‖x‖, an error with which x says nothing
 
 
@@ -54,6 +55,7 @@ class End(NamedTuple):
     steps: Array
     products: Array
     error_norm: Array  # by column
+    mu: Array  # by which the steps shifted A; past.rate is that of A − μ
     past: Past
 
 
@@ -72,6 +74,18 @@ class State(NamedTuple):
 def unmoved(space: Space, v: Array) -> Past:
     sizes, noise = space.length(v), space.probe(v)
     return Past(jnp.where(sizes > 0, noise / space.norm(noise), 0), sizes, jnp.zeros((), sizes.dtype))
+
+
+def exp_of(z: Array) -> tuple[Array, Array]:
+    """(f, m) with exp(z) = f·2ᵐ and |f| about 1, also where exp(z) is beyond the dtype."""
+    m = jnp.round(jnp.clip(z.real / sum(LN2), -(2.0**24), 2.0**24))  # no sum of a few powers leaves int32
+    return jnp.exp(z - m * LN2[0] - m * LN2[1]), m.astype(jnp.int32)
+
+
+def restored(a: Array, power: Array) -> Array:
+    """2ᵖ·a for any p: beyond what `scaled` can do, zeros and infinities."""
+    limit = 2 * (jnp.finfo(a.dtype).maxexp - 8)
+    return scaled(a, jnp.clip(power, -limit, limit))
 
 
 def _another(space: Space, noise: Array, number: Array) -> Array:
@@ -135,7 +149,7 @@ def run(space: Space, A: Map, t: Array, maxiter: Array, past: Past | None, v: Ar
         x, j, norm_x, hump, above, is_whole, is_sound = summed(
             x, space.norm(x), jnp.where(goes_on, j_e, 1), lambda size, hump, total: size <= eps / 2 * hump
         )
-        factor, size = jnp.exp(mu * (h * t).astype(v.dtype)), space.norm(x)
+        (factor, of_factor), size = exp_of(mu * (h * t).astype(v.dtype)), space.norm(x)
         own = jnp.abs(factor) * (hump + jnp.abs(mu * h * t) * size)  # the rounding errors of this step
         above, norm = jnp.where(goes_on, above, above_e), jnp.maximum(norm, norm_x)
         is_whole, is_sound = is_whole & is_summed, is_sound & is_finite & jnp.all(jnp.isfinite(own))
@@ -152,8 +166,9 @@ def run(space: Space, A: Map, t: Array, maxiter: Array, past: Past | None, v: Ar
         )
         moved = x * factor, e * factor + fresh * ratio(own, sizes)
         x, e = (jnp.where(taken, new, old) for new, old in zip(moved, (state.x, state.e), strict=True))
-        power = exponent_of(jnp.max(space.largest(x)))
-        x, e, power = scaled(x, -power), scaled(e, -power), state.power + power
+        own_power = exponent_of(jnp.max(space.largest(x)))
+        x, e = scaled(x, -own_power), scaled(e, -own_power)
+        power = jnp.clip(state.power + own_power + jnp.where(taken, of_factor, 0), -(2**28), 2**28)
         left = jnp.where(taken, left, state.left)
         return State(x, e, left, new_h, norm / h, steps, state.products + j_e + j, code, power)
 
@@ -165,9 +180,9 @@ def run(space: Space, A: Map, t: Array, maxiter: Array, past: Past | None, v: Ar
         (error <= LOST * space.norm(state.x), Status.ROUNDED),
         otherwise=Status.PRECISION,
     )
-    x, error = scaled(state.x, state.power), scaled(error, state.power)
+    x, error = restored(state.x, state.power), restored(error, state.power)
     code = jnp.where(state.code == Status.CONVERGED, rounded, state.code)
     code = jnp.where(jnp.isfinite(space.largest(x)), code, jnp.int32(Status.NON_FINITE))
     rate = ratio(jnp.where(jnp.isfinite(state.rate), state.rate, 0), jnp.abs(t))
-    past = Past(scaled(state.e, state.power - top), past.sizes, rate)
-    return jnp.where(jnp.isfinite(x), x, 0), End(code, state.steps, state.products, error, past)
+    past = Past(restored(state.e, state.power - top), past.sizes, rate)
+    return jnp.where(jnp.isfinite(x), x, 0), End(code, state.steps, state.products, error, mu, past)
