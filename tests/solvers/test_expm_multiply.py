@@ -127,6 +127,16 @@ def test_a_vector_that_A_annihilates_still_has_derivatives():
     np.testing.assert_allclose(*(jax.grad(lambda L: W @ h(L))(L) for h in (f, g)), rtol=1e-12)  # noqa: B023
 
 
+def test_gradient_by_a_matrix_whose_diagonal_dominates():
+    """exp(s)·∂exp(B)·v for A = B + s: the oracle knows no shift."""
+    B, ones = jnp.asarray(0.1 * RNG.standard_normal((N, N))), jnp.ones(N)
+    expected = jax.grad(lambda B: W @ expm(B) @ ones)(B)
+    gradient = jax.jit(jax.grad(lambda A: W @ expm_multiply(A, ones).x))
+    for shift in (-600.0, -20.0, 30.0):
+        found = gradient(B + shift * jnp.eye(N)) / np.exp(shift)
+        np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-11)
+
+
 def test_times_may_be_in_any_order_and_direction():
     times, vectors = jnp.array([0.5, 2.0, -0.3, 1.0, 0.0]), np.stack([V, 1e-6 * W], axis=1)
     sol = expm_multiply(A, vectors, times)
@@ -167,6 +177,14 @@ def test_no_square_leaves_the_range_of_float32(factor):
     assert sol.status == Status.CONVERGED
     scale = np.exp(-60.0) if factor > 1 else 1
     np.testing.assert_allclose(sol.x / np.float32(factor), scale * np.arange(1, 4, dtype=np.float32), rtol=2e-5)
+
+
+@pytest.mark.parametrize(("rate", "size"), [(-100.0, 1e12), (100.0, 1e-10)])
+def test_a_factor_beyond_the_dtype_does_not_lose_x(rate, size):
+    sol = of_one(np.float32(rate) * np.eye(N, dtype=np.float32), np.full(N, size, np.float32))
+    assert sol.status == Status.CONVERGED
+    np.testing.assert_allclose(sol.x, np.exp(rate) * size, rtol=1e-4)
+    assert np.linalg.norm(sol.x - np.exp(rate) * np.float64(np.float32(size))) <= 4 * sol.error_norm
 
 
 def test_a_failure_is_told_and_has_no_derivatives():
