@@ -14,6 +14,7 @@ from jaxsparse_fmt._dtypes import floating_dtype
 from jaxsparse_fmt._pytrees import exportable, pytree
 from jaxsparse_fmt.core.basis import Basis, Operator
 from solvers.core import arguments, iterate, opaque, operators, stopping
+from solvers.core.linear_solve import hermitian_solve
 from solvers.core.scaling import Map
 from solvers.core.settings import steps_per_check
 from solvers.core.space import HERE, length
@@ -197,16 +198,7 @@ class Pairs(opaque.Operation):
 
             d_values = jnp.sum(jnp.conj(X) * r, axis=0).real
             rhs = pencil.mass(X) * jnp.sum(jnp.conj(X) * r, axis=0) - r
-            # Together, since the cotangents of both show whether a loss depends on the basis among copies.
-            d_values, d_X = lax.custom_linear_solve(
-                lambda both: (both[0], K(both[1])),
-                (d_values, rhs),
-                lambda _, both: (both[0], _solve_off(pencil, K, unit, values, X, both[1])),
-                lambda _, both: (
-                    both[0],
-                    jnp.conj(_solve_off(pencil, K, unit, values, X, jnp.conj(both[1]), both[0])),
-                ),
-            )
+            d_X = hermitian_solve(K, lambda rhs: _solve_off(pencil, K, unit, values, X, rhs), rhs)
             d_X = d_X - X * jnp.sum(jnp.conj(pencil.mass(X)) * d_X, axis=0)
             if pencil.M is not None and (dM_X := opaque.jvp(lambda M: M(X), pencil.M, d_pencil.M)) is not None:
                 d_X = d_X - X * (jnp.sum(jnp.conj(X) * dM_X, axis=0) / 2)
@@ -214,14 +206,8 @@ class Pairs(opaque.Operation):
         return (sol, scale), (dataclasses.replace(d_sol, eigenvalues=d_values, eigenvectors=d_X), d_scale)
 
 
-def _solve_off(
-    pencil: Pencil, K: Map, unit: Array, values: Array, X: Array, rhs: Array, of_values: Array | None = None
-) -> Array:
+def _solve_off(pencil: Pencil, K: Map, unit: Array, values: Array, X: Array, rhs: Array) -> Array:
     """The k systems K·z = rhs, by MINRES; NaN where one has no solution, as where an eigenvalue has copies.
-
-    In reverse mode rhs is the cotangent of X, and `of_values` that of the eigenvalues. A loss that does not depend on
-    the basis X of a space of copies has a Hermitian Xᴴ·rhs and equal `of_values` there. Then the components of rhs in
-    that space meet a dA in pairs that cancel, and are left out.
 
     The components along the other eigenvectors are known; those that make a system slow to solve are among them. With a
     shift MINRES solves (1 − (λ − sigma)·(A − sigma·M)⁻¹·M)·z = (A − sigma·M)⁻¹·rhs, times M.
@@ -235,17 +221,9 @@ def _solve_off(
     def outside(Z: Array) -> Array:
         return Z - matmul(MX, matmul(XH, Z))
 
-    gaps, own = values[:, None] - values, jnp.eye(values.size, dtype=bool)  # [eigenvector, system]
-    copies = (jnp.abs(gaps) <= eps**0.75 * unit) & ~own
-    gaps = jnp.where(own, unit, jnp.where(copies, 0, gaps))
-    along = matmul(XH, rhs)
-    if of_values is not None:
-        among, least = jnp.where(copies, along, 0), eps**0.75 * (length(rhs)[:, None] + length(rhs))
-        spread = jnp.abs(of_values[:, None] - of_values)
-        even = spread <= eps**0.75 * (jnp.abs(of_values)[:, None] + jnp.abs(of_values))
-        free = (jnp.abs(among - jnp.conj(among.T)) <= least) & (even | (jnp.abs(among) <= least))
-        rhs = rhs - matmul(MX, jnp.where(jnp.all(free | ~copies, axis=0), among, 0))
-    known, r = matmul(X, ratio(along, gaps)), outside(rhs)
+    gaps = values[:, None] - values  # [eigenvector, system]
+    gaps = jnp.where(jnp.eye(values.size, dtype=bool), unit, jnp.where(jnp.abs(gaps) <= eps**0.75 * unit, 0, gaps))
+    known, r = matmul(X, ratio(matmul(XH, rhs), gaps)), outside(rhs)
     if shift is None:
         z = _minres(
             lambda Z: outside(pencil.residual(values, inside(Z))) + matmul(MX, matmul(XHM, Z)) * unit,

@@ -261,39 +261,6 @@ def test_copies_have_a_derivative_in_sum_but_their_vectors_none():
     assert np.all(np.isfinite(dw)) and np.all(np.isfinite(dv[:, 0])) and np.all(np.isnan(dv[:, 1:]))
 
 
-COPIES = np.diag([1.0, 1.0, 1.0, 4.0, 4.0, *range(5, SMALL)])
-
-
-def of_space(p, weigh, which=slice(None)):
-    w, v = eigsh(symmetric(p), 5, which="SA", ncv=12)
-    f = weigh(w[which])
-    return jnp.sum(jnp.sin(v[:, which] * f @ v[:, which].T) * jnp.arange(float(SMALL)))
-
-
-@pytest.mark.parametrize("which", few([slice(3), slice(3, 5), slice(5)], 1), ids=str)
-def test_a_loss_of_the_space_of_copies_has_the_gradient_of_its_projector(which):
-    """dP = Σ x·(xᵀ·dA·y)·yᵀ/(λ − μ) + its transpose, over x in the space and y outside."""
-    q = np.linalg.qr(hermitian(n=SMALL))[0]
-    a = q @ COPIES @ q.T
-    w, x = np.linalg.eigh(a)
-    projector = x[:, which] @ x[:, which].T
-    slope = np.cos(projector) * np.arange(SMALL)
-    inside = np.isin(np.arange(SMALL), np.arange(SMALL)[which])
-    gaps = np.where(inside[:, None] & ~inside, w[:, None] - w, np.inf)
-    half = x @ ((x.T @ (slope + slope.T) @ x) / gaps) @ x.T
-    got = jax.grad(of_space)(jnp.asarray(a), jnp.ones_like, which)
-    np.testing.assert_allclose(got, (half + half.T) / 2, rtol=0, atol=1e-9)
-
-
-def test_a_loss_that_depends_on_the_basis_of_the_copies_has_no_gradient():
-    q = np.linalg.qr(hermitian(n=SMALL))[0]
-    a = jnp.asarray(q @ COPIES @ q.T)
-    first = lambda p: jnp.sum(eigsh(symmetric(p), 5, which="SA", ncv=12).eigenvectors[0, :1] ** 2)  # noqa: E731
-    assert np.all(np.isnan(jax.grad(first)(a)))
-    assert np.all(np.isnan(jax.grad(of_space)(a, jnp.exp)))  # needs exp' of one λ between two vectors
-    assert np.isnan(jax.jvp(lambda p: of_space(p, jnp.ones_like), (a,), (a.at[0, 0].add(1.0),))[1])
-
-
 def test_a_derivative_of_what_is_not_finite_is_nan_and_not_zero():
     p = jnp.asarray(hermitian(n=SMALL)).at[0, 0].set(jnp.nan)
     assert np.all(np.isnan(gradient(p)))
