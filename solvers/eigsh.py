@@ -71,8 +71,7 @@ def eigsh(
     Eigenvalues are differentiable to second order, eigenvectors to first, with respect to A's values and whatever a
     function closes over; dλ = vᴴ·dA·v and dv = −(A − λ)⁺·dA·v with vᴴ·dv = 0, by MINRES. Derivatives hold for changes
     that keep A Hermitian. An eigenvalue with copies has no derivative of its own (the sum over its copies has one), and
-    the derivative of its vectors is NaN, but for the gradient of a loss that does not depend on the basis of their
-    space, as of the projector on it. All derivatives of pairs whose status is a failure are NaN.
+    the derivative of its vectors is NaN. All derivatives of pairs whose status is a failure are NaN.
 
     Args:
       A: [n, n] matrix: a jaxsparse_fmt format, a dense array, anything with a shape and `@`; or a function v -> A·v,
