@@ -23,6 +23,8 @@ from solvers.minres import METHOD as MINRES
 from solvers.pencil import Pencil
 from solvers.solution import Outcome, Status, is_one_number
 
+NCV = 20  # vectors in the basis by default, as in SciPy
+LEAST_NCV = 5  # vectors beyond k, without which a restart keeps too little
 MAXITER = 1000
 NEAREST = ", and for those nearest to 0 eigsh(A, k, sigma=0)"  # what else than a `which` finds pairs
 LOW_END = (
@@ -102,6 +104,14 @@ class Limits(NamedTuple):
     def unsymmetric(self, gap: Array, A_norm: Array, rounding: Any = 0) -> Array:
         """Whether wᴴ·A·v and conj(vᴴ·A·w) differ by more than products that are rounded by `rounding`, beyond eps."""
         return gap > (jnp.finfo(gap.dtype).eps ** 0.5 + self.tol.astype(gap.dtype) + rounding) * A_norm
+
+
+def basis_sizes(ncv: int | None, k: int, n: int) -> tuple[int, int]:
+    """The vectors of a basis from which k pairs come, as the caller wants them, and as restarts need them."""
+    ncv = arguments.int_at_least(min(n, max(2 * k + 1, NCV)) if ncv is None else ncv, "ncv", 1)
+    if not k < ncv <= n:
+        raise ValueError(f"ncv must be above k = {k} and at most n = {n}; got {ncv}")
+    return ncv, min(n, max(ncv, k + LEAST_NCV))
 
 
 def limits(tol: Any, maxiter: Any) -> Limits:
@@ -225,29 +235,36 @@ def _solve_off(pencil: Pencil, K: Map, unit: Array, values: Array, X: Array, rhs
     gaps = jnp.where(jnp.eye(values.size, dtype=bool), unit, jnp.where(jnp.abs(gaps) <= eps**0.75 * unit, 0, gaps))
     known, r = matmul(X, ratio(matmul(XH, rhs), gaps)), outside(rhs)
     if shift is None:
-        z = _minres(
+        z = krylov(
+            MINRES,
             lambda Z: outside(pencil.residual(values, inside(Z))) + matmul(MX, matmul(XHM, Z)) * unit,
-            lambda v: pencil.inverse(v) / unit,
             r,
+            lambda v: pencil.inverse(v) / unit,
         )
     else:
         start, above = inside(pencil.inverse(r)), values - shift.sigma
         scale = jnp.where(shift.M_diagonal > 0, shift.M_diagonal, 1)[:, None]
-        z = _minres(
+        z = krylov(
+            MINRES,
             lambda Z: pencil.mass(Z - inside(above * pencil.operator(inside(Z)))),
-            lambda v: v / scale,
             pencil.mass(start),
+            lambda v: v / scale,
         )
         z = start + above * pencil.operator(z)
-    z = known + inside(z)
-    size = length(rhs)
+    return where_solved(K, known + inside(z), rhs, unit)
+
+
+def where_solved(K: Map, z: Array, rhs: Array, unit: Array) -> Array:
+    """z where it solves K·z = rhs, a column each, and NaN elsewhere; `unit` is the size of K."""
+    eps, size = jnp.finfo(rhs.dtype).eps, length(rhs)
     solved = length(rhs - K(z)) <= jnp.sqrt(eps) * size + 100 * eps * unit * length(z)
     z = jnp.where(solved & (eps**0.75 * unit * length(z) <= size), z, jnp.nan)
     return jnp.where(size == 0, 0, z)  # as of a failure that the loss masks
 
 
-def _minres(A: Map, M: Map, b: Array) -> Array:
+def krylov(method: iterate.Method, A: Map, b: Array, M: Map | None = None) -> Array:
+    """What the method takes for the solution of A·x = b, a column each, to nearly the precision of the dtype."""
     eps, zero = jnp.finfo(b.dtype).eps, jnp.zeros((), jnp.finfo(b.dtype).dtype)
     options = iterate.Options(0, steps_per_check(b.shape[0], arguments.memory.device().platform), None, None)
     limits = stopping.Limits(eps**0.75 + zero, zero, jnp.int32(min(10 * b.shape[0], 2**31 - 1)), zero)
-    return iterate.run(HERE, MINRES, options, iterate.System(A, M, b, None, limits))[0]
+    return iterate.run(HERE, method, options, iterate.System(A, M, b, None, limits))[0]

@@ -28,8 +28,8 @@ from solvers.core.scaling import Map, scaled, scaled_by
 from solvers.core.space import Space, exponent, norm, outside
 from solvers.core.stopping import RUNNING, status_of
 from solvers.core.vectors import matmul, ratio
-from solvers.eigenpairs import EigenSolution, Limits, eigenproblem, limits
-from solvers.eigsh import BREAKDOWN, ESTIMATE, LEAST_NCV, NCV, QR, SETTLED, STALLED, TRUE
+from solvers.eigenpairs import EigenSolution, Limits, basis_sizes, eigenproblem, limits
+from solvers.eigsh import BREAKDOWN, ESTIMATE, QR, SETTLED, STALLED, TRUE
 from solvers.pencil import Pencil
 from solvers.schur import ordered, schur
 from solvers.solution import Status
@@ -114,10 +114,7 @@ def eigs(
         in_basis, basis = operators.operator(A, v0.shape[0], "A"), IDENTITY
     n = v0.shape[0]
     M, Minv = (None if a is None else operators.operator(a, n, "M") for a in (M, Minv))
-    ncv = arguments.int_at_least(min(n, max(2 * k + 1, NCV)) if ncv is None else ncv, "ncv", 1)
-    if not k < ncv <= n:
-        raise ValueError(f"ncv must be above k = {k} and at most n = {n}; got {ncv}")
-    m = min(n, max(ncv, k + LEAST_NCV))
+    ncv, m = basis_sizes(ncv, k, n)
     if sigma is None:
         factors = None if M is None or Minv is not None else pencils.inverse_of(M), None
     else:

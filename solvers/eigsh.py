@@ -26,14 +26,12 @@ from solvers.core.scaling import Map, scaled, scaled_by
 from solvers.core.space import Space, exponent, length, norm, outside
 from solvers.core.stopping import RUNNING, status_of
 from solvers.core.vectors import dot, matmul, ratio
-from solvers.eigenpairs import NEAREST, EigenSolution, Limits, Pairs, eigenpairs, eigenproblem, limits
+from solvers.eigenpairs import NEAREST, EigenSolution, Limits, Pairs, basis_sizes, eigenpairs, eigenproblem, limits
 from solvers.pencil import Pencil
 from solvers.solution import Status
 
 # An order of real numbers that begins with the wanted ones.
 KEYS: dict[str, Callable[[Array], Array]] = {"LM": lambda d: -jnp.abs(d), "LA": lambda d: -d, "SA": lambda d: d}
-NCV = 20  # vectors in the basis by default, as in SciPy
-LEAST_NCV = 5  # vectors beyond k, without which a restart keeps too little
 STALLED = 200  # restarts that must halve the least residuals so far, until these are half as small as they can be
 # In units of eps·‖A‖: the length that remains, after a step, of a vector in the span of the basis; the residual norm
 # that the loop accepts; and the true residual norm that is then allowed, plus a unit for each restart.
@@ -120,10 +118,7 @@ def eigsh(
     M, Minv = (None if a is None else operators.operator(a, n, "M") for a in (M, Minv))
     v0 = v0 if M is None else v0.astype(operators.promoted(v0.dtype, operators.product_dtype(M, v0, "M")))
     check_choice("which", which, KEYS, NEAREST)
-    ncv = arguments.int_at_least(min(n, max(2 * k + 1, NCV)) if ncv is None else ncv, "ncv", 1)
-    if not k < ncv <= n:
-        raise ValueError(f"ncv must be above k = {k} and at most n = {n}; got {ncv}")
-    m = min(n, max(ncv, k + LEAST_NCV))
+    ncv, m = basis_sizes(ncv, k, n)
     if sigma is None:
         factors = None if M is None or Minv is not None else pencils.inverse_of_mass(M), None
     else:

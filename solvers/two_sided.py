@@ -10,13 +10,12 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxsparse_fmt.core.basis import Basis, Operator
-from solvers.core import arguments, iterate, opaque, operators, stopping
+from solvers.core import opaque, operators, stopping
 from solvers.core.linear_solve import transposed
 from solvers.core.scaling import Map
-from solvers.core.settings import steps_per_check
-from solvers.core.space import HERE, length
+from solvers.core.space import length
 from solvers.core.vectors import matmul, ratio
-from solvers.eigenpairs import EigenSolution
+from solvers.eigenpairs import EigenSolution, krylov, where_solved
 from solvers.gmres import method as gmres
 from solvers.pencil import Pencil
 from solvers.solution import Status
@@ -184,21 +183,10 @@ def _solve_off(
     gaps = values[:, None] - values  # [eigenvector, system]
     gaps = jnp.where(jnp.eye(values.size, dtype=bool), unit, jnp.where(jnp.abs(gaps) <= eps**0.75 * unit, 0, gaps))
     known, r = matmul(X, ratio(matmul(U.T, rhs), gaps)), outside(rhs)
+    method = gmres(min(RESTART, X.shape[0]))
     if shift is None:
-        z = _gmres(lambda Z: outside(side.residual(values, inside(Z))) + matmul(MX, matmul(MU.T, Z)) * unit, r)
+        z = krylov(method, lambda Z: outside(side.residual(values, inside(Z))) + matmul(MX, matmul(MU.T, Z)) * unit, r)
     else:
         above = values - shift.sigma
-        z = _gmres(lambda Z: Z - inside(above * side.operator(inside(Z))), inside(side.inverse(r)))
-    z = known + inside(z)
-    size = length(rhs)
-    solved = length(rhs - K(z)) <= jnp.sqrt(eps) * size + 100 * eps * unit * length(z)
-    z = jnp.where(solved & (eps**0.75 * unit * length(z) <= size), z, jnp.nan)
-    return jnp.where(size == 0, 0, z)  # as of a failure that the loss masks
-
-
-def _gmres(A: Map, b: Array) -> Array:
-    eps, zero = jnp.finfo(b.dtype).eps, jnp.zeros((), jnp.finfo(b.dtype).dtype)
-    options = iterate.Options(0, steps_per_check(b.shape[0], arguments.memory.device().platform), None, None)
-    limits = stopping.Limits(eps**0.75 + zero, zero, jnp.int32(min(10 * b.shape[0], 2**31 - 1)), zero)
-    method = gmres(min(RESTART, b.shape[0]))
-    return iterate.run(HERE, method, options, iterate.System(A, None, b, None, limits))[0]
+        z = krylov(method, lambda Z: Z - inside(above * side.operator(inside(Z))), inside(side.inverse(r)))
+    return where_solved(K, known + inside(z), rhs, unit)

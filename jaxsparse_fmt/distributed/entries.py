@@ -113,14 +113,6 @@ def users_unknowns(basis: Any) -> np.ndarray:
     return _joined(basis.over, _untraced(type(basis).unknowns, basis, basis.over.mesh))
 
 
-def vector_to_host(basis: Any, x: Any) -> np.ndarray:
-    """The user's vector [n, ...], which lies on devices of several processes, on the host of each."""
-    inner = _joined(basis.over, basis.enter(x))
-    x = np.empty_like(inner)
-    x[users_unknowns(basis)] = inner
-    return x
-
-
 def _joined(over: Distribution, a: Array) -> np.ndarray:
     """[n, ...] an array in pieces, without their empty places, on the host of each process."""
     parts = {k: piece[: over.counts[k]] for k, piece in over.on_host(a).items()}

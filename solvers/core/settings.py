@@ -166,8 +166,7 @@ class Settings:
         """
         limits, adjoint, every, history = self.limits(most, drop), self.adjoint, self.check_every, 0
         if every is None:
-            platform = arguments.memory.device(arrays).platform
-            every = 1 if platform == "cpu" else steps_per_check(n, platform, len(jax.tree.leaves(self.M)), drop > 0)
+            every = steps_per_check(n, arguments.memory.device(arrays).platform, self.M, drop > 0)
         if self.history is not False:
             longest = MAX_HISTORY if isinstance(limits.maxiter, Tracer) else int(limits.maxiter)
             history = arguments.history_length(self.history, longest, MAX_HISTORY)
@@ -197,14 +196,15 @@ CHECKS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def steps_per_check(n: int, platform: str, arrays: int = 0, refines: bool = False) -> int:
-    """Steps between two checks of the stopping rule for n unknowns and an M of `arrays` arrays.
+def steps_per_check(n: int, platform: str, M: Any = None, refines: bool = False) -> int:
+    """Steps between two checks of the stopping rule for n unknowns.
 
     An M with a coarse space has ten arrays, a cycle of multigrid dozens, and most take a kernel or more.
     """
+    if platform == "cpu":
+        return 1
     steps = STEPS_PER_CHECK_SMALL if n <= SMALL and not refines else STEPS_PER_CHECK_DEFAULT
-    steps = min(steps, max(STEPS_PER_CHECK_SMALL // max(arrays, 1), 1))
-    return 1 if platform == "cpu" else steps
+    return min(steps, max(STEPS_PER_CHECK_SMALL // max(len(jax.tree.leaves(M)), 1), 1))
 
 
 def solver(lacks: tuple[str, ...] = (), **changed: Any) -> Callable[[Callable[P, Result]], Callable[P, Result]]:
