@@ -84,7 +84,8 @@ def eigs(
       sigma: a real or complex number; the host factors A − sigma·M, as in `eigsh`, and `which` orders
         1/(λ − sigma): "LM" takes the eigenvalues nearest to sigma. Where A − sigma·M is singular within rounding, sigma
         is moved by about √eps·(‖A‖ + |sigma|·‖M‖)/‖M‖ in the norm ‖·‖₁, and eigenvalues that are nearly as far from it
-        as others may replace them.
+        as others may replace them. Residuals fall to about eps·|sigma|·‖M‖: a sigma that is a thousand times as
+        large as the eigenvalues ends in STAGNATION.
       which: "LM", "SM" largest or smallest in magnitude, "LR", "SR" in the real part, "LI", "SI" in the imaginary part;
         of a real A and sigma in the magnitude of the imaginary part.
       v0: [n], start vector; None draws one, the same at every call. A complex v0 makes all arithmetic complex.

@@ -127,12 +127,22 @@ def test_a_pair_of_a_real_matrix_is_an_exact_one_and_may_be_cut():
 @pytest.mark.parametrize(("mass", "shift"), few([(True, True), (True, False), (False, True)], 1))
 def test_pairs_of_random_pencils_are_those_of_lapack(mass, shift, seed):
     rng = np.random.default_rng(seed)
-    a, m = random(seed) * 10.0 ** rng.integers(-3, 3), random(seed + 1000) + 3 * np.eye(N)
+    size = 10.0 ** rng.integers(-3, 3)
+    a, m, s = random(seed) * size, random(seed + 1000) + 3 * np.eye(N), size * rng.standard_normal()
     if shift and seed % 2:
         m[:, :4] = 0  # four infinite eigenvalues
-    s = rng.standard_normal()
     sol = program("LM", mass, shift)(a.ravel(), m.ravel(), s)
     assert_pairs(sol, a, (lambda w: abs(w - s)) if shift else KEYS["LM"], m if mass else None, 1e5)
+
+
+@pytest.mark.deep
+def test_a_sigma_far_from_the_spectrum_costs_digits_and_says_so():
+    a, m = random(11) / 1e3, random(1011) + 3 * np.eye(N)
+    A, M = FULL.with_data(a.ravel()), FULL.with_data(m.ravel())
+    sol = eigs(A, K, M=M, sigma=1e3)
+    assert sol.code == Status.STAGNATION
+    w = scipy.linalg.eigvals(a, m)
+    np.testing.assert_allclose(np.sort(abs(np.asarray(sol.eigenvalues) - 1e3)), np.sort(abs(w - 1e3))[:K], rtol=1e-9)
 
 
 @pytest.mark.deep
