@@ -292,7 +292,8 @@ class Host:
     @functools.cached_property
     def _cost(self) -> tuple[float, float]:
         is_ordered = self.ordering != MMD or MMD in self.orders
-        if not is_ordered and self.n > FREE and self.envelope[1] > self.n * (WIDE * self.n) ** 2:
+        is_wide = self.envelope[1] > self.n * (WIDE * self.n) ** 2
+        if not is_ordered and self.n > FREE and is_wide and self.rough_cost[1] > SLOW:
             rough = self.cost(COLAMD)
             if rough[1] > SLOW:
                 return rough
