@@ -43,34 +43,26 @@ def remembered(most: int, what: str) -> Callable[[Callable[..., Any]], Any]:
 
 
 class Recent:
-    """The results last used, the oldest first, found by what holds of them instead of a key; callers hold a lock."""
+    """The results last put, by key, the oldest first. Each step is one operation on a dict: threads need no lock."""
 
     def __init__(self, most: int, what: str):
         self.most = most
-        self.results: list[Any] = []
+        self.results: dict[Any, Any] = {}
         listed(self, what)
 
-    def find(self, holds: Callable[[Any], bool]) -> Any:
-        """The oldest result of which it holds, which is the newest from now on; None: there is none."""
-        results = self.results  # `clear` may put another list there
-        for k, one in enumerate(results):
-            if holds(one):
-                results.append(results.pop(k))
-                return one
-        return None
-
-    def put(self, result: T, room: int = 0) -> T:
-        """The result, kept among `most`, or `room` if that is more."""
-        results = self.results
-        results.append(result)
-        del results[: -max(self.most, room)]
+    def put(self, key: Any, result: T, room: int = 0) -> T:
+        """The result, kept as the newest among `most`, or `room` if that is more; an equal key is replaced, too."""
+        self.results.pop(key, None)
+        self.results[key] = result
+        for old in list(self.results)[: -max(self.most, room)]:
+            self.results.pop(old, None)
         return result
 
     def values(self) -> list[Any]:
-        return list(self.results)
+        return list(self.results.values())
 
     def clear(self) -> None:
-        self.results = []
+        self.results.clear()
 
 
 def cache_info() -> dict[str, CacheInfo]:

@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import importlib
 import importlib.util
-import threading
 from typing import Any
 
 import jax
@@ -27,8 +26,7 @@ from jaxsparse_fmt.kernels.cpu import ffi
 from jaxsparse_fmt.kernels.layout.address import row_pointers, when_run
 from solvers.core import arguments
 from solvers.host import hosted
-from solvers.on_host import HostFactors
-from solvers.precond import _checks as checks
+from solvers.host_calls import HostFactors
 from solvers.solution import SolverError, Status
 
 LIBRARIES = {"cholmod": ("sparsax", "direct"), "klu": ("sparsax", "direct"), "cudss": ("spineax", "cudss")}
@@ -36,8 +34,7 @@ PLATFORMS = {"sparsax": "cpu", "spineax": "gpu"}
 HEAVY = 1e9  # multiplications, of about a second, for which "auto" takes CHOLMOD
 TOKENS = 8  # of cuDSS, whose analyses new values may take over; spineax keeps as many factors
 _fitting = Kept(64, "patterns whose factors fit")
-_tokens = Recent(TOKENS, "analyses of cuDSS")  # patterns, and names of tokens
-_lock = threading.Lock()
+_tokens = Recent(TOKENS, "analyses of cuDSS")  # patterns, by the names of tokens
 
 
 @pytree
@@ -111,7 +108,7 @@ def _by_cudss(F: LibraryFactors) -> LibraryFactors:
 
     def kept(words: Any) -> np.ndarray:
         digest, name = np.split(np.asarray(words), [4], axis=-1)
-        _keep((facts, digest.tobytes()), int(name.ravel()[0]))
+        _tokens.put(int(name.ravel()[0]), (facts, digest.tobytes()))
         return name.astype(np.int32)
 
     def on_host(f: Any, *words: Array) -> Array:
@@ -133,15 +130,8 @@ def _taken(pattern: Any) -> int:
 
     The oldest: its factors are the last to be used again, by another thread for instance.
     """
-    with _lock:
-        if _tokens.find(lambda one: one[0] == pattern) is None:
-            return 0
-        return _tokens.results.pop()[1]
-
-
-def _keep(pattern: Any, name: int) -> None:
-    with _lock:
-        _tokens.put((pattern, name))
+    names = [name for name, one in list(_tokens.results.items()) if one == pattern]
+    return next((name for name in names if _tokens.results.pop(name, None)), 0)
 
 
 def _digest(*arrays: Array) -> Array:
@@ -204,8 +194,6 @@ def made(A: Any, library: str, maker: str, symmetric: bool | None) -> LibraryFac
       SolverError: the values are known, and CHOLMOD finds that they are not those of a symmetric positive definite
         matrix, or KLU those of a singular one. ValueError: they are known, and the factors do not fit into the memory.
     """
-    if checks.is_transpose(A):
-        return made(A.T, library, maker, symmetric).T
     if is_traced(A):
         return _of_entries(A, library, library == "cholmod" or bool(symmetric))
     with concrete():  # inside jit, too, so that a failure is seen while another library may follow

@@ -1,6 +1,6 @@
 """Solves of many systems with one known pattern and traced values, on the device: what `direct` becomes under vmap.
 
-The host analyses the pattern once: an order of elimination that fills little, and the pattern of L and U (`Known`).
+The host analyses the pattern once: an order of elimination that fills little, and the pattern of L and U (`Pattern`).
 The device factors all systems at once, without pivoting (`core/lanes.py`); or, where a diagonal entry is missing and n
 is small, by dense LU. The true residual, refined, judges each system. One that misses its tolerance is solved again
 alone, by dense LU with pivoting, or by SuperLU where n is larger; so what elimination without pivoting cannot do costs
@@ -8,7 +8,6 @@ time, and no status.
 """
 
 import functools
-import hashlib
 import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,17 +15,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy
 from jax import Array, lax
 from jax.custom_batching import custom_vmap
 from jax.scipy.linalg import lu_factor, lu_solve
 
-from jaxsparse_fmt._tracing import concrete, is_traced
-from jaxsparse_fmt.convert import from_coo
 from jaxsparse_fmt.core import lanes, mesh_axes
 from jaxsparse_fmt.core.basis import Reordered
-from jaxsparse_fmt.core.kept import Kept
-from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.formats import memory
 from solvers import banded
 from solvers.core import arguments
@@ -35,11 +29,9 @@ from solvers.core.linear_solve import product, transposed
 from solvers.core.scaling import Map, exponent_of, power_of_two
 from solvers.core.stopping import End, is_failure, is_rounding, status_of
 from solvers.core.vectors import matmul
-from solvers.host import MMD, Host, column_counts, filled
+from solvers.patterns import Pattern
 from solvers.solution import Status
 
-MOST = 2**17  # unknowns, and entries, of a pattern that is analysed
-UPDATES = 2**22  # of an elimination; their indices take 16 bytes each
 ALONE = 2**17  # updates of a single system that cost less than a call of the host, half a millisecond
 DENSE = 512  # unknowns, up to which a system that needs pivots is factored as a dense one
 ENTRIES = 2**24  # of dense matrices that are factored at once
@@ -49,113 +41,50 @@ SHRINKS = 1 / 16  # of x: a later correction that is longer shows a condition nu
 Solver = Callable[[System, bool], tuple[Array, End]]
 
 
-class Known:
-    """The pattern of a matrix whose values are traced; equal ones are one parameter of programs.
-
-    Attributes:
-      row, col: [nnz], of NumPy; equal places add up.
-    """
-
-    def __init__(self, n: int, row: np.ndarray, col: np.ndarray):
-        self.n, self.row, self.col = n, row, col
-        self.digest = hashlib.blake2b(repr((n, row.dtype)).encode() + row.tobytes() + col.tobytes()).digest()
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Known) and self.digest == other.digest
-
-    def __hash__(self) -> int:
-        return hash(self.digest)
-
-    @functools.cached_property
-    def plan(self) -> lanes.Elimination | None:
-        """None: the diagonal has a hole, or the factors too many entries."""
-        n, row, col = self.n, self.row, self.col
-        if np.count_nonzero(np.bincount(row[row == col], minlength=n)) < n:
-            return None
-        host = Host(scipy.sparse.csc_array((np.ones(len(row)), (row, col)), shape=(n, n)))
-        order = host.order(MMD)
-        (_, squares), counts, parent = column_counts(host.pattern, order)
-        if squares > UPDATES:
-            return None
-        ordered = scipy.sparse.csr_array(host.pattern[order][:, order])
-        return lanes.Elimination(row, col, order, *filled(ordered, counts, parent))
-
-    @property
-    def is_served(self) -> bool:
-        """Whether there is a way on the device."""
-        return self.n <= DENSE or self.plan is not None
-
-    @property
-    def is_tridiagonal(self) -> bool:
-        return bool(np.all(np.abs(self.row - self.col) <= 1))
-
-    def matrix(self, data: Array) -> SparseMatrix:
-        return from_coo(self.row, self.col, data, (self.n, self.n), format="csr")
+def serves(pattern: Pattern) -> bool:
+    """Whether there is a way on the device."""
+    return pattern.n <= DENSE or pattern.plan is not None
 
 
-_known = Kept(64, "patterns of batches")
-
-
-def known(A: Any) -> Known | None:
-    """The pattern of a matrix, if it is known, and not too large."""
-    if max(A.shape[0], A.nnz) > MOST:
-        return None
-    with concrete():
-        row, col = A.row_ids, A.col_ids
-        if is_traced(row, col):
-            return None
-        return _known.get("known", [row, col], lambda: Known(A.shape[0], np.asarray(row), np.asarray(col)))
-
-
-def on_device(pattern: Known, alone: Solver) -> Solver:
+def on_device(pattern: Pattern, alone: Solver) -> Solver:
     """`alone` for one system whose values are traced, and a solve on the device for a batch of them under vmap."""
 
-    def solved(system: System, is_transposed: bool) -> tuple[Array, End]:
+    def solver(sizes: tuple[int, ...], is_mapped: Any, is_transposed: bool) -> Callable[[System], tuple[Array, End]]:
+        """The solve of a system if `sizes` is (), or of (k,): k systems, of which the leaves that are mapped differ."""
+
         @custom_vmap
-        def one(system: System) -> tuple[Array, End]:
+        def solved(system: System) -> tuple[Array, End]:
+            if sizes:
+                axes = jax.tree.map(lambda mapped: 0 if mapped else None, is_mapped)
+                return _solved(pattern, system, axes, is_transposed, alone)
             plan = pattern.plan
             # Else for one system a call of the host, which pivots, takes less time.
             if plan is None or len(plan.place) + len(plan.updates[0]) > ALONE:
                 return alone(system, is_transposed)
-            with_axis = jax.tree.map(lambda a: a[None], system)
-            return jax.tree.map(lambda a: a[0], many(1, with_axis, jax.tree.map(lambda _: True, system)))
+            with_axis, every = jax.tree.map(lambda a: a[None], system), jax.tree.map(lambda _: True, system)
+            return jax.tree.map(lambda a: a[0], solver((1,), every, is_transposed)(with_axis))
 
-        @one.def_vmap
-        def batch(size: int, is_mapped: Any, system: System) -> Any:
-            out = many(size, system, is_mapped[0])
+        @solved.def_vmap
+        def batch(count: int, is_outer: Any, system: System) -> Any:
+            """A batch of batches is one batch: else XLA would take both ways of every `lax.cond`."""
+            size = sum(sizes) or 1
+
+            def merged(either: bool, inner: bool, outer: bool, a: Array) -> Array:
+                if not either:
+                    return a
+                a = a if outer else a[None]
+                a = a if inner else a[:, None]
+                return jnp.broadcast_to(a, (count, size, *a.shape[2:])).reshape(count * size, *a.shape[2:])
+
+            is_either = jax.tree.map(operator.or_, is_mapped, is_outer[0])
+            given = jax.tree.map(merged, is_either, is_mapped, is_outer[0], system)
+            out = solver((count * size,), is_either, is_transposed)(given)
+            out = jax.tree.map(lambda a: a.reshape(count, *sizes, *a.shape[1:]), out)
             return out, jax.tree.map(lambda _: True, out)
 
-        def many(size: int, system: System, is_mapped: Any) -> tuple[Array, End]:
-            """The solutions of `size` systems, of which the leaves that are mapped have an axis."""
+        return solved
 
-            @custom_vmap
-            def together(system: System) -> tuple[Array, End]:
-                axes = jax.tree.map(lambda mapped: 0 if mapped else None, is_mapped)
-                return _solved(pattern, system, axes, is_transposed, alone)
-
-            @together.def_vmap
-            def several(count: int, is_outer: Any, system: System) -> Any:
-                """A batch of batches is one batch: else XLA would take both ways of every `lax.cond`."""
-
-                def merged(inner: bool, outer: bool, a: Array) -> Array:
-                    a = a if outer else a[None]
-                    a = a if inner else a[:, None]
-                    return jnp.broadcast_to(a, (count, size, *a.shape[2:])).reshape(count * size, *a.shape[2:])
-
-                is_either = jax.tree.map(operator.or_, is_mapped, is_outer[0])
-                given = jax.tree.map(
-                    lambda either, inner, outer, a: merged(inner, outer, a) if either else a,
-                    *(is_either, is_mapped, is_outer[0], system),
-                )
-                out = many(count * size, given, is_either)
-                out = jax.tree.map(lambda a: a.reshape(count, size, *a.shape[1:]), out)
-                return out, jax.tree.map(lambda _: True, out)
-
-            return together(system)
-
-        return one(system)
-
-    return solved
+    return lambda system, is_transposed: solver((), jax.tree.map(lambda _: False, system), is_transposed)(system)
 
 
 class _Parts(NamedTuple):
@@ -198,7 +127,7 @@ def _product(system: System, is_transposed: bool, v: Array) -> Array:
     return leave(A(enter(v.T.reshape(like.shape)))).reshape(v.T.shape).T
 
 
-def _solved(pattern: Known, system: System, axes: Any, is_transposed: bool, alone: Solver) -> tuple[Array, End]:
+def _solved(pattern: Pattern, system: System, axes: Any, is_transposed: bool, alone: Solver) -> tuple[Array, End]:
     """The solutions of a batch, by the first axes of the leaves whose `axes` are 0."""
     plan, M = pattern.plan, _basis(system)[0]
     parts = jax.vmap(_parts, (axes,))(system)
@@ -209,7 +138,8 @@ def _solved(pattern: Known, system: System, axes: Any, is_transposed: bool, alon
         return jax.vmap(lambda system, v: _product(system, is_transposed, v), (axes, 0))(system, v)
 
     careful = None
-    if pattern.is_tridiagonal and memory.device().platform != "cpu":
+    is_tridiagonal = bool(np.all(np.abs(pattern.row - pattern.col) <= 1))
+    if is_tridiagonal and memory.device().platform != "cpu":
         inverse, careful = _tridiagonal(pattern, parts.values, way)
     elif plan is None:
         inverse = _dense(pattern, parts.values, way)
@@ -325,13 +255,13 @@ def _refined(
     return lax.cond(is_met, lambda: met(x, End(s.k, size, code, None, jnp.zeros_like(size))), lambda: refined(s))
 
 
-def _matrix(pattern: Known, values: Array, way: bool) -> Array:
+def _matrix(pattern: Pattern, values: Array, way: bool) -> Array:
     """[batch, n, n], or their transposes if `way`."""
     row, col = (pattern.col, pattern.row) if way else (pattern.row, pattern.col)
     return lanes.gathered(values, row * pattern.n + col, pattern.n**2).reshape(-1, pattern.n, pattern.n)
 
 
-def _tridiagonal(pattern: Known, values: Array, way: bool) -> tuple[Map, Map]:
+def _tridiagonal(pattern: Pattern, values: Array, way: bool) -> tuple[Map, Map]:
     """r -> A⁻¹·r of a batch of tridiagonal matrices, by elimination without interchanges of rows, and with them."""
     (row, col), n = (pattern.col, pattern.row) if way else (pattern.row, pattern.col), pattern.n
     bands = lanes.gathered(values, (1 + row - col) * n + col, 3 * n).reshape(-1, 3, n)
@@ -342,14 +272,14 @@ def _tridiagonal(pattern: Known, values: Array, way: bool) -> tuple[Map, Map]:
     return lambda r: banded.tridiagonal(bands, r.swapaxes(1, 2)).swapaxes(1, 2), with_interchanges
 
 
-def _dense(pattern: Known, values: Array, way: bool) -> Map:
+def _dense(pattern: Pattern, values: Array, way: bool) -> Map:
     """r -> A⁻¹·r of a batch, by dense LU with partial pivoting."""
     several = max(ENTRIES // pattern.n**2, 1)
     LU = lax.map(lambda a: lu_factor(_matrix(pattern, a[None], way)[0]), values, batch_size=several)
     return lambda r: jax.vmap(lambda LU, r: lu_solve(LU, r.T).T)(LU, r)
 
 
-def _by_dense(pattern: Known, system: System, is_transposed: bool) -> tuple[Array, End]:
+def _by_dense(pattern: Pattern, system: System, is_transposed: bool) -> tuple[Array, End]:
     """The solution of one system, with pivoting, and SINGULAR where its condition, after scaling, is at fault."""
     M, enter, _ = _basis(system)
     parts = jax.tree.map(lambda a: a[None], _parts(system))

@@ -20,8 +20,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxsparse_fmt._pytrees import brief, exportable, pytree
 from jaxsparse_fmt._tracing import in_trace, is_traced, standard_promotion
 from jaxsparse_fmt.core.basis import IDENTITY
-from solvers import factors, superlu
+from solvers import factors
 from solvers.backends import choice
+from solvers.batched import SHRINKS, STEPS
 from solvers.core import arguments, nullspaces
 from solvers.core.iterate import Method, System, holding
 from solvers.core.operators import operator, promoted
@@ -30,12 +31,13 @@ from solvers.core.settings import Adjoint, Settings
 from solvers.core.solve import by_method
 from solvers.core.space import Space, length
 from solvers.core.stopping import End, status_of
+from solvers.host_calls import HostFactors, whole
 from solvers.logdet import inverse_entries, sample, slogdet
-from solvers.on_host import SHRINKS, HostFactors, refined, whole
+from solvers.on_host import refined
 from solvers.precond import _checks as checks
 from solvers.solution import Solution, SolverError, Status, Told
+from solvers.superlu import LU, OnHost
 
-STEPS = 10  # of refinement, at most
 CONDITION_STEPS = 5  # of Hager's method, at most
 
 
@@ -166,7 +168,7 @@ def factorized(A: Any, *, symmetric: bool | None = None, backend: str = "auto") 
     """
     # Arrays of NumPy may change, and `device_put` copies only those that are not aligned.
     A = jax.tree.map(lambda a: a.copy() if isinstance(a, np.ndarray) else a, A)
-    return jax.device_put(prepared(A, False, "factorized", backend, symmetric)[0])
+    return jax.device_put(prepared(A, False, "factorized", backend, symmetric))
 
 
 @arguments.door
@@ -214,11 +216,11 @@ def direct(
         spaces = nullspaces.given(given, b.shape[0], None, False)
         return _bordered(A, b, spaces, rtol, atol, adjoint, symmetric, backend)
     try:
-        M, name = prepared(A, not in_trace(), "direct", backend, symmetric)
-        sol = by_factors(A, b, None, _settings(M, A, b, rtol, atol, adjoint))
+        M = prepared(A, not in_trace(), "direct", backend, symmetric)
+        sol, name = by_factors(A, b, None, _settings(M, A, b, rtol, atol, adjoint)), M.recipe[0]
         return dataclasses.replace(sol, _told=Told((f"direct by {name}",)))
     except SolverError as error:
-        return by_method(unsolved(error.status), A, b, None, Settings(adjoint=adjoint or Adjoint()))
+        return by_method(unsolved(error.status), A, b, None, given)
 
 
 def _bordered(A: Any, b: Array, given: Any, rtol: Any, atol: Any, adjoint: Any, symmetric: Any, backend: str) -> Any:
@@ -232,30 +234,20 @@ def _bordered(A: Any, b: Array, given: Any, rtol: Any, atol: Any, adjoint: Any, 
     return nullspaces.shortest(dataclasses.replace(sol, x=sol.x[:n]), A, b, spaces, IDENTITY, limits)
 
 
-RECIPE = ("lu",)
-
-
-class Prepared(NamedTuple):
-    """A matrix and SuperLU's factors of it."""
-
-    A: Any
-    found: superlu.OnHost
-
-
 def prepared(
     A: Any, is_eager: bool, maker: str = "direct", backend: str = "superlu", symmetric: bool | None = None
-) -> tuple[Prepared | Factorized, str]:
-    """A, factored for `by_factors` by the library of this name, or that suits A, and the library's name.
+) -> Factorized:
+    """A, factored for `by_factors` by the library of this name, or that suits A.
 
-    Errors as of `factorized`; if `is_eager`, a known A is factored for solves by SuperLU.
+    Errors as of `factorized`; if `is_eager`, the factors of a known A by SuperLU stay SuperLU's.
     """
     name = choice(backend, A, symmetric, maker)
     if name != "superlu":
         with contextlib.suppress(SolverError) if backend == "auto" else contextlib.nullcontext():
-            return Factorized(A, factors.made(A, (name,), maker, symmetric), (name,)), name
+            return Factorized(A, factors.made(A, (name,), maker, symmetric), (name,))
     if is_eager and not is_traced(A) and not checks.is_transpose(A):
-        return Prepared(A, factors.on_host(A, RECIPE, maker, checks=False)), "superlu"
-    return Factorized(A, factors.made(A, RECIPE, maker), RECIPE), "superlu"
+        return Factorized(A, factors.on_host(A, LU, maker, checks=False), LU)
+    return Factorized(A, factors.made(A, LU, maker), LU)
 
 
 def _settings(M: Any, A: Any, b: Array, rtol: float | None, atol: float, adjoint: Adjoint | None) -> Settings:
@@ -266,7 +258,7 @@ def _settings(M: Any, A: Any, b: Array, rtol: float | None, atol: float, adjoint
 
 def _by_host(A: Any, b: Array, x0: Any, settings: Settings) -> Solution | None:
     """As `refined`; None if something is traced or asks for the loop."""
-    found, n, limits = settings.M.found, b.shape[0], settings.limits(STEPS)
+    found, n, limits = settings.M.factors, b.shape[0], settings.limits(STEPS)
     if x0 is not None or settings.is_watched or is_traced(A, b, limits) or n != found.host.n:
         return None
     if not isinstance(b.sharding, jax.sharding.SingleDeviceSharding):  # b has a mesh
@@ -295,12 +287,12 @@ def by_factors(A: Any, b: Any, x0: Any, settings: Settings) -> Solution:
     F, adjoint, b = settings.M, settings.adjoint, arguments.vectors(b, "b")
     if isinstance(adjoint, str):  # by steps whose factors are constants a derivative by A would be 0
         raise TypeError(f"adjoint must be a solvers.Adjoint for a direct solve; got {adjoint!r}; take a Krylov method")
-    if isinstance(F, Prepared):
+    if isinstance(F.factors, OnHost):
         if (sol := _by_host(A, b, x0, settings)) is not None:
             return sol
-        F.found.repaired()
-        F = Factorized(F.A, factors.split(F.found, jnp.promote_types(F.A.dtype, jnp.float32)), RECIPE)
-    if isinstance(adjoint, Adjoint) and adjoint.maxiter is None:
+        split = factors.split(F.factors.repaired(), jnp.promote_types(A.dtype, jnp.float32))
+        F = dataclasses.replace(F, factors=split)
+    if adjoint.maxiter is None:
         adjoint = dataclasses.replace(adjoint, maxiter=STEPS)
     most = STEPS if settings.maxiter is None else settings.maxiter
     every = settings.check_every or 1  # the steps between two checks would be solves

@@ -24,10 +24,10 @@ from jaxsparse_fmt.core.basis import Operator
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.core.triangular import Triangle
 from solvers import backends, superlu
-from solvers.batched import known
 from solvers.core.operators import operand, rows_scaled
 from solvers.host import hosted
-from solvers.on_host import HostFactors
+from solvers.host_calls import HostFactors
+from solvers.patterns import known
 from solvers.precond import _checks as checks
 from solvers.solution import SolverError, Status
 from solvers.superlu import OnHost, Recipe
@@ -134,8 +134,8 @@ def made(A: Any, recipe: Recipe, maker: str, symmetric: bool | None = None) -> A
     if recipe[0] in backends.LIBRARIES:
         return backends.made(A, recipe[0], maker, symmetric)
     if is_traced(A):
-        entries = A.row_ids, A.col_ids, lax.stop_gradient(A.data).astype(dtype)
-        return HostFactors(*entries, A.shape[0], recipe, known=known(A))
+        values = lax.stop_gradient(A.data).astype(dtype)
+        return HostFactors(A.row_ids, A.col_ids, values, A.shape[0], recipe, known=known(A))
     return split(on_host(A, recipe, maker), dtype)
 
 
@@ -143,6 +143,15 @@ def _checked(A: Any, maker: str) -> Any:
     checks.square(A, maker, 1)
     checks.on_one_device(A, maker)
     return A
+
+
+def entries(A: Any, maker: str) -> tuple[Array, Array, Array]:
+    """Rows, columns and values of a matrix or its transpose. Errors as of `made`."""
+    if checks.is_transpose(A):
+        col, row, values = entries(A.T, maker)
+        return row, col, values
+    checks.on_one_device(A, maker)
+    return A.row_ids, A.col_ids, A.data
 
 
 def on_host(A: Any, recipe: Recipe, maker: str, checks: bool = True) -> OnHost:
@@ -155,6 +164,7 @@ def on_host(A: Any, recipe: Recipe, maker: str, checks: bool = True) -> OnHost:
 
 def split(found: OnHost, dtype: Any) -> Factors:
     """SuperLU's factors as ours. SuperLU stores columns, which are rows of the transposes. SolverError: overflow."""
+    found = found.better or found
     made = found.made
     D = made.U.diagonal()
     with np.errstate(all="ignore"):
@@ -162,9 +172,8 @@ def split(found: OnHost, dtype: Any) -> Factors:
         inverse = (1 / D).astype(dtype)
     if not all(np.all(np.isfinite(a)) for a in (lower.values, upper.values, inverse)):
         raise SolverError(Status.SINGULAR, f"the factors overflow {dtype}: {Status.SINGULAR.message}")
-    n = np.arange(made.shape[0], dtype=np.int32)
-    rows, cols = n[found.rows][np.argsort(made.perm_r)], made.perm_c[np.argsort(n[found.cols])].astype(np.int32)
-    parts: Any = inverse, lower.T, upper.T, rows, cols
+    places = found.places
+    parts: Any = inverse, lower.T, upper.T, np.argsort(places[0]).astype(np.int32), places[1].astype(np.int32)
     return Factors(*parts)
 
 

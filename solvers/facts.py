@@ -15,12 +15,14 @@ from jaxsparse_fmt.core.kept import Kept, lasts
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.core.scipy_names import ScipyNames
 from jaxsparse_fmt.core.transposed import Transposed
+from solvers.batched import STEPS
 from solvers.core import arguments
 from solvers.core.operators import is_function, promoted
 from solvers.core.settings import Adjoint, Settings
-from solvers.direct import STEPS, Prepared
 from solvers.host import FREE, Host, hosted
+from solvers.patterns import pattern_of
 from solvers.precond._checks import Refreshed, is_sharded
+from solvers.superlu import OnHost
 
 ROUGH = 20  # times the multiplications of a factorization: those of `Host.rough_cost`, at most
 LITTLE = 5e7  # multiplications of a factorization that costs less than a program, and no more than a count
@@ -53,9 +55,8 @@ class Facts:
         self.A: Any = held
         if is_function(A) or not isinstance(held, ScipyNames):
             self.A, self.kind, self.platform = A, "function", ""
-        elif is_sharded(held.T if isinstance(held, Transposed) else held):
-            stored: Any = held.T if isinstance(held, Transposed) else held
-            over = stored.range.over
+        elif is_sharded(stored := held.T if isinstance(held, Transposed) else held):
+            over: Any = stored.range.over  # pyright: ignore[reportAttributeAccessIssue]
             self.kind, self.devices, self.platform = "sharded", len(over.counts), over.mesh.devices.flat[0].platform
         else:
             self.kind = self.platform = arguments.memory.device(held).platform
@@ -77,7 +78,7 @@ class Facts:
         if not isinstance(self.A, SparseMatrix) or is_traced(self.A._without_values):
             return None
         with concrete():
-            return Host(self.A.with_data(jnp.ones(self.A.nnz)).to_scipy())
+            return pattern_of(self.n, self.A.row_ids, self.A.col_ids).host(np.ones(self.A.nnz))
 
     @functools.cached_property
     def symmetric(self) -> bool:
@@ -210,6 +211,7 @@ class Memory:
     """The last success with A's pattern, found by the identity of JAX's arrays, until one of these is freed.
 
     Attributes:
+      found: that success; None: there is none.
       order: the trials to begin with.
       has_values: whether a system with these very values was solved.
     """
@@ -217,21 +219,21 @@ class Memory:
     def __init__(self, A: Any, b: Any, asked: Settings, settings: Settings):
         self.A, self.b, self.asked, self.settings = A, b, asked, settings
         self.leaves, self.tree = jax.tree.flatten(A)
-        self._take(recalled(self.leaves, self.tree))
+        self.found = recalled(self.leaves, self.tree)
 
-    def _take(self, found: Success | None) -> None:
-        self.found = found
-        self.order: tuple[Any, ...] = () if found is None else found.order
-        self.has_values = found is not None and found.has(self.leaves[0])
+    @property
+    def order(self) -> tuple[Any, ...]:
+        return () if self.found is None else self.found.order
+
+    @property
+    def has_values(self) -> bool:
+        return self.found is not None and self.found.has(self.leaves[0])
 
     @property
     def in_words(self) -> str:
         """What is remembered, in words that are the same in all processes."""
         is_kept = self.found is not None and self.found.M is not None
         return f"{[trial.way.name for trial in self.order]} {self.has_values} {is_kept}"
-
-    def forget(self) -> None:
-        self._take(None)
 
     def made(self, name: str | None) -> Any:
         """The preconditioner made before for A's values, or refreshed for them; None: there is none of that name."""
@@ -252,7 +254,7 @@ class Memory:
         else:
             order = order[0]._replace(set_up=0.0), *order[1:]
         asked = limits = dtype = None
-        if type(M) is Prepared and is_plain(self.asked):
+        if isinstance(getattr(M, "factors", None), OnHost) and is_plain(self.asked):
             asked, dtype = (self.asked, self.b.dtype), promoted(self.A.dtype, self.b.dtype, np.float32)
             limits = self.settings.limits(STEPS)
         values = weakref.ref(self.leaves[0])

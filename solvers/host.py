@@ -59,6 +59,10 @@ class Host:
             self.shared = {}  # some format has left out a zero
         self._rows = S if S.format == "csr" else None  # until `symmetric` has compared them
 
+    @property
+    def nbytes(self) -> int:
+        return nbytes_of(vars(self))
+
     @functools.cached_property
     def finite(self) -> bool:
         return bool(np.isfinite(self.S.data).all())
@@ -202,7 +206,7 @@ class Host:
         """
         if self.blocks is not None:
             return BLOCKS
-        if self.made.get(("lu", MMD), MMD) is None or (self.wants_pivots and not self.may_be_quasidefinite):
+        if self.made.get(("superlu", MMD), MMD) is None or (self.wants_pivots and not self.may_be_quasidefinite):
             return COLAMD
         return MMD
 
@@ -325,6 +329,12 @@ class Host:
             check(self.envelope[0])  # from above
         except ValueError:
             check(self.factor_entries)
+
+
+def nbytes_of(tree: Any) -> int:
+    """Bytes of the arrays in a pytree, and of those of SciPy's matrices."""
+    parts = [vars(a) if scipy.sparse.issparse(a) else a for a in jax.tree.leaves(tree)]
+    return sum({id(a): a.nbytes for a in jax.tree.leaves(parts) if hasattr(a, "nbytes")}.values())
 
 
 def inverse(order: np.ndarray) -> np.ndarray:

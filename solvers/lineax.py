@@ -23,13 +23,13 @@ from jax.flatten_util import ravel_pytree
 from jaxsparse_fmt._arguments import check_dense, owned
 from jaxsparse_fmt._dtypes import requested_dtype
 from jaxsparse_fmt._text import nearest
-from solvers.batched import Known, known
 from solvers.cg import cg
 from solvers.core.operators import is_function, refuse_scipy
 from solvers.direct import direct
 from solvers.fcg import fcg
 from solvers.lsmr import LeastSquaresSolution, lsmr
 from solvers.minres import minres
+from solvers.patterns import Pattern, known
 from solvers.precond._checks import has_entries, is_transpose
 from solvers.refine import METHODS, refine
 from solvers.solution import Solution, Status
@@ -73,7 +73,7 @@ class SparseOperator(lx.MatrixLinearOperator):
 
     matrix: Any
     dtype: np.dtype = eqx.field(static=True)
-    pattern: Known | None = eqx.field(static=True)
+    pattern: Pattern | None = eqx.field(static=True)
 
     def __init__(self, A: Any, tags: Any = (), *, dtype: Any = None):
         """Makes the operator.

@@ -1,96 +1,21 @@
-"""Solves by SuperLU on the host for programs, and with refinement: x ← x + M·(b − A·x) from x = 0 by the factors M."""
+"""Solves by SuperLU on the host with refinement: x ← x + M·(b − A·x) from x = 0 by the factors M."""
 
 import contextlib
-import dataclasses
-from typing import Any, Self
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
-from jaxsparse_fmt._pytrees import pytree
-from jaxsparse_fmt.core.basis import IDENTITY, Reordered
-from solvers import host_calls, superlu
-from solvers.batched import SHRINKS, Known, on_device
-from solvers.core.iterate import System
-from solvers.core.stopping import End, Limits, within_rounding
+from solvers.batched import SHRINKS
+from solvers.core.stopping import within_rounding
 from solvers.solution import SolverError, Status
+from solvers.superlu import OnHost
 
 
-@pytree
-@dataclasses.dataclass(frozen=True, eq=False)
-class HostFactors:
-    """Factors of a traced matrix: a solve calls the host, which keeps the factors of the last few matrices.
-
-    A result is NaN where the matrix has no factors.
-
-    Attributes:
-      row, col, values: [nnz], the entries, of which equal places add up.
-      known: their pattern, if a batch of matrices with it may be solved on the device.
-    """
-
-    row: Array
-    col: Array
-    values: Array
-    n: int = dataclasses.field(metadata={"static": True})
-    recipe: superlu.Recipe = dataclasses.field(metadata={"static": True})
-    is_transposed: bool = dataclasses.field(default=False, metadata={"static": True})
-    known: Known | None = dataclasses.field(default=None, metadata={"static": True})
-
-    @property
-    def dtype(self) -> np.dtype:
-        return self.values.dtype
-
-    @property
-    def T(self) -> Self:
-        return dataclasses.replace(self, is_transposed=not self.is_transposed)
-
-    def solve(self, r: Array) -> Array:
-        """For r of [n] or [n, k]; without derivatives."""
-        like = jax.ShapeDtypeStruct(r.shape, jnp.result_type(self.dtype, r))
-        options = ("T" if self.is_transposed else "N",)
-        return host_calls.call(_solved, self.n, self.recipe, (self.row, self.col, self.values), (r,), like, options)
-
-
-def _solved(found: superlu.OnHost | None, _: Any, r: Any, way: str) -> Any:
-    return np.nan if found is None else found.solve(r, way)
-
-
-def whole(system: System, is_transposed: bool) -> tuple[Array, End]:
-    """A solve by one call of the host, or on the device."""
-    M = system.M.A if isinstance(system.M, Reordered) else system.M
-    pattern = M.factors.known
-    by = _by_host if pattern is None or not pattern.is_served else on_device(pattern, _by_host)
-    return by(system, is_transposed)
-
-
-def _by_host(system: System, is_transposed: bool) -> tuple[Array, End]:
-    M, basis, limits = system.M, IDENTITY, system.limits
-    if isinstance(M, Reordered):
-        M, basis = M.A, M.outer
-    F, b = M.factors, basis.leave(system.b)
-    numbers = jnp.stack([jnp.asarray(number, float) for number in (limits.rtol, limits.atol, limits.maxiter)])
-    like = jax.ShapeDtypeStruct((b.shape[0] + 4, *b.shape[1:]), b.dtype)
-    options = ("N" if F.is_transposed == is_transposed else "T",)
-    found = host_calls.call(
-        _refined, F.n, F.recipe, (F.row, F.col, F.values), (b, numbers), like, options, checks=False
-    )
-    code, k, norm, Ax_norm = found[F.n :].real
-    return basis.enter(found[: F.n]), End(k.astype(jnp.int32), norm, code.astype(jnp.int32), None, Ax_norm)
-
-
-def refined(found: superlu.OnHost, b: Any, limits: Any, dtype: Any, way: str = "N") -> tuple[np.ndarray, ...]:
-    """As `by_these`; factors that are not accurate are made again after a failure."""
-    result = by_these(found, b, limits, dtype, way)
-    with contextlib.suppress(SolverError, ValueError):
-        if result[1].any() and found.repaired():
-            return by_these(found, b, limits, dtype, way)
-    return result
-
-
-def by_these(found: superlu.OnHost, b: Any, limits: Any, dtype: Any, way: str) -> tuple[np.ndarray, ...]:
+def refined(found: OnHost, b: Any, limits: Any, dtype: Any, way: str = "N") -> tuple[np.ndarray, ...]:
     """SuperLU's x, refined in 64 bits on the host, its code, iterations and residual norm, and ‖A‖·‖x‖ of a failure.
+
+    Factors that are not accurate are made again after a failure.
 
     Args:
       b: [n] or [n, k], of NumPy or on one device.
@@ -139,20 +64,12 @@ def by_these(found: superlu.OnHost, b: Any, limits: Any, dtype: Any, way: str) -
                 otherwise = Status.SINGULAR
             code = np.where(is_rounding, Status.ROUNDED, np.where(np.isfinite(b_norm), otherwise, Status.NON_FINITE))
             code = np.where(size <= least, Status.CONVERGED, code)
-        return reported(x, code, steps, size * unit, Ax_norm * unit)
-
-
-def _refined(found: superlu.OnHost | None, entries: Any, b: Any, numbers: Any, way: str) -> np.ndarray:
-    """The results of `refined` in one array, whose last four rows are not x."""
-    if found is not None:
-        x, *ends = refined(found, b, Limits._make([*numbers, 0, None, None, None]), b.dtype, way)
-        return np.concatenate([x, np.stack(ends)])
-    size, zero = length(b), np.zeros(b.shape[1:])
-    is_finite = ~np.isnan(size) & np.all(np.isfinite(entries[2]))
-    code = np.where(is_finite, np.where(size == 0, Status.CONVERGED, Status.SINGULAR), Status.NON_FINITE)
-    with np.errstate(over="ignore"):
-        x, *ends = reported(np.zeros_like(b), code, zero, np.where(is_finite, size, np.nan), zero)
-    return np.concatenate([x, np.stack(ends)])
+        result = reported(x, code, steps, size * unit, Ax_norm * unit)
+    if result[1].any() and found.better is None:
+        with contextlib.suppress(SolverError, ValueError):
+            if (other := found.repaired()) is not found:
+                return refined(other, b, limits, dtype, way)
+    return result
 
 
 def reported(x: np.ndarray, code: Any, steps: Any, size: Any, Ax_norm: Any) -> tuple[np.ndarray, ...]:

@@ -19,12 +19,11 @@ from jaxsparse_fmt._tracing import is_traced
 from solvers import factors
 from solvers.core import arguments
 from solvers.core.linear_solve import transposed
-from solvers.core.program import interrupted_after
-from solvers.host_calls import kept
+from solvers.host_calls import call, kept
 from solvers.precond import _checks as checks
 from solvers.solution import SolverError, Status
+from solvers.superlu import LU
 
-RECIPE = ("lu",)
 # Times eps·(‖A‖/‖M‖ + |sigma|): how far below an eigenvalue sigma is placed, until it helps.
 UNITS = (8, 32, 128, 512, 2048)
 NEAR = 0.5  # over eps·(‖A‖ + |sigma|·‖M‖): a larger inverse is rounding
@@ -118,14 +117,14 @@ def of(A: Any, M: Any, Minv: Any, S: Any, shift: Shift | None) -> Pencil:
 
 def inverse_of(M: Any) -> Any:
     """The factors of any regular M."""
-    return factors.made(arguments.still(M), RECIPE, "eigs(M=)")
+    return factors.made(arguments.still(M), LU, "eigs(M=)")
 
 
 def inverse_of_mass(M: Any) -> Any:
     """The factors of an M that must be Hermitian and positive definite; a traced M is not checked."""
     M = arguments.still(M)
     if is_traced(M):
-        return factors.made(M, RECIPE, "eigsh(M=)")
+        return factors.made(M, LU, "eigsh(M=)")
     with contextlib.suppress(SolverError):  # singular, or not finite
         found = factors.on_host(M, ("cholesky",), "eigsh(M=)")
         made: Any = factors.split(found, jnp.promote_types(M.dtype, jnp.float32))
@@ -151,22 +150,16 @@ def shifted(A: Any, M: Any, sigma: Any, maker: str = "eigsh") -> tuple[Any, Shif
     sigma, n = _number(A, M, sigma, hermitian), checks.square(A, maker)
     A, M, sigma = arguments.still((A, M, sigma))
     every = jnp.arange(n, dtype=jnp.int32)
-    row, col, a = _entries(A, maker)
-    row_M, col_M, m = (every, every, jnp.ones(n, a.dtype)) if M is None else _entries(M, maker)
+    row, col, a = factors.entries(A, maker)
+    row_M, col_M, m = (every, every, jnp.ones(n, a.dtype)) if M is None else factors.entries(M, maker)
     dtype = jnp.promote_types(jnp.promote_types(a.dtype, m.dtype), sigma.dtype)
     units = tuple(u if hermitian else u / float(jnp.finfo(dtype).eps) ** 0.5 for u in UNITS)
     row, col = jnp.concatenate([row, row_M]), jnp.concatenate([col, col_M])
     entries = row, col, a.astype(dtype), m.astype(dtype)
     real = jnp.finfo(dtype).dtype
     if is_traced(entries, sigma) or not all(np.all(np.isfinite(values)) for values in entries[2:]):
-        numbers = jax.pure_callback(
-            Placed(n, sigma.dtype, units),
-            jax.ShapeDtypeStruct((3,), sigma.dtype),
-            *entries,
-            sigma,
-            vmap_method="sequential",
-        )
-        S: Any = factors.HostFactors(row, col, jnp.concatenate([entries[2], -numbers[0] * entries[3]]), n, RECIPE)
+        (numbers,) = call(_shifts, (n, units), (*entries, sigma), (jax.ShapeDtypeStruct((3,), sigma.dtype),))
+        S: Any = factors.HostFactors(row, col, jnp.concatenate([entries[2], -numbers[0] * entries[3]]), n, LU)
     else:
         found, numbers = _placed(n, units, *entries, sigma)
         if found is None:
@@ -180,18 +173,9 @@ def shifted(A: Any, M: Any, sigma: Any, maker: str = "eigsh") -> tuple[Any, Shif
     return S, Shift(jnp.asarray(numbers[0], sigma.dtype), A_norm, M_norm, diagonal)
 
 
-@dataclasses.dataclass(frozen=True)
-class Placed:
-    """What a program calls for the numbers of a `Shift`, [3]; the host keeps the factors."""
-
-    n: int
-    dtype: np.dtype
-    units: tuple[float, ...]
-
-    def __call__(self, row: Any, col: Any, a: Any, m: Any, sigma: Any) -> np.ndarray:
-        with interrupted_after():
-            return np.asarray(_placed(self.n, self.units, row, col, a, m, sigma)[1], self.dtype)
-        return np.zeros(3, self.dtype)
+def _shifts(each: Any, n: int, units: tuple[float, ...]) -> Any:
+    """The numbers of a `Shift`, [3], for each member of a batch; the host keeps the factors."""
+    return [(_placed(n, units, *given)[1],) for given in each]
 
 
 def _number(A: Any, M: Any, sigma: Any, is_real: bool) -> Array:
@@ -205,15 +189,6 @@ def _number(A: Any, M: Any, sigma: Any, is_real: bool) -> Array:
     return jnp.asarray(sigma, jnp.promote_types(real, jnp.complex64) if jnp.iscomplexobj(sigma) else real)
 
 
-def _entries(A: Any, maker: str) -> tuple[Array, Array, Array]:
-    """Rows, columns and values."""
-    if checks.is_transpose(A):
-        col, row, values = _entries(A.T, maker)
-        return row, col, values
-    checks.on_one_device(A, maker)
-    return A.row_ids, A.col_ids, A.data
-
-
 def _placed(
     n: int, units: tuple[float, ...], row: Any, col: Any, a: Any, m: Any, sigma: Any
 ) -> tuple[Any, tuple[Any, Any, Any]]:
@@ -225,7 +200,7 @@ def _placed(
     best, place, least = None, sigma, np.inf
     for unit in (0, *units):
         tried = np.asarray(sigma - unit * (eps * scale / (M_norm or 1)) if unit else sigma, sigma.dtype)
-        found = kept(n, RECIPE, row, col, np.concatenate([a, -tried * m]).astype(a.dtype, copy=False))
+        found = kept(n, LU, row, col, np.concatenate([a, -tried * m]).astype(a.dtype, copy=False))
         growth = np.inf if found is None else _growth(n, found) * eps * scale
         if growth < least:
             best, place, least = found, tried, growth

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxsparse_fmt._arguments import check_choice, real_number
+from jaxsparse_fmt._arguments import check_choice
 from solvers.bicgstab import METHOD as BICGSTAB
 from solvers.cg import METHOD as CG
 from solvers.core.iterate import Method
@@ -40,7 +40,6 @@ def refine(
     *,
     dtype: Any = None,
     method: str = "cg",
-    drop: float | None = None,
     **settings: Unpack[Keywords],
 ) -> Solution:
     """Solves A·x = b to the accuracy of b's dtype, with most of the work in a narrower dtype.
@@ -54,9 +53,6 @@ def refine(
         vectors, but the wide type itself if A has less than 50 MB: a GPU's cache holds such a matrix, so that steps are
         no faster in a narrow type, and the solve would take a few more.
       method: the inner one: "cg", "fcg", "minres", "bicgstab" or "gmres".
-      drop: the true residual is computed whenever the narrow one has fallen by this factor. None takes 0.03 for "cg"
-        and "fcg", which then keep their direction; for the others, which start anew, it takes 1e-4, and 1e-2 below
-        float32.
       rtol: None takes 1e-10 under 64-bit vectors, else 1e-6.
 
     Other arguments are those of `cg`.
@@ -84,8 +80,6 @@ def refine(
     if dtype is not None or is_function(A) or large:
         narrow = jnp.dtype(dtype or "float32")
         check_choice("dtype", narrow.name, DTYPES)
-    if drop is None:
-        drop = 0.03 if METHODS[method].keeps else 1e-4 if narrow == "float32" else 1e-2
-    if not 0 < (drop := real_number("drop", drop)) < 1:
-        raise ValueError(f"drop must lie between 0 and 1; got {drop}")
-    return by_method(METHODS[method], A, b, x0, Settings(**settings), narrow, 0.0 if narrow is None else drop)
+    # How far the narrow residual falls until the true one is computed; cg and fcg then keep their direction.
+    drop = 0.0 if narrow is None else 0.03 if METHODS[method].keeps else 1e-4 if narrow == "float32" else 1e-2
+    return by_method(METHODS[method], A, b, x0, Settings(**settings), narrow, drop)

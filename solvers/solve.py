@@ -128,7 +128,7 @@ def solve(
         return first_success(A, b, x0, options, facts, ways)
     memory = Memory(arguments.still(A), b, asked, options) if remember and ways in (WAYS, ON_MANY_DEVICES) else None
     if memory is not None and len({*checked.basis._of_all(memory.in_words)}) > 1:
-        memory.forget()  # what one process has lost all leave, so that all begin with the same way
+        memory.found = None  # what one process has lost all leave, so that all begin with the same way
     limits, rest, part = (options.rtol, options.atol), b, None
     if ways is WAYS and x0 is None and facts.is_plain and (part := facts.lost(b, *limits)) is not None:
         rest, rtol = b - part, as_small_as(part, b, limits[0])
@@ -163,15 +163,15 @@ def _again(A: Any, b: Any, settings: Settings) -> Solution | None:
         return None
     if not isinstance(b, (np.ndarray, jax.Array)) or isinstance(b, Tracer) or found.asked != (settings, b.dtype):
         return None
-    if b.ndim not in (1, 2) or not b.size or len(b) != found.M.found.host.n:
+    if b.ndim not in (1, 2) or not b.size or len(b) != found.M.factors.host.n:
         return None
     if isinstance(b, jax.Array) and len(b.devices()) > 1:
         return None
     if not np.isfinite(np.asarray(b)).all():
         return None
-    x, code, *ends, _ = refined(found.M.found, b, found.limits, found.dtype)
+    x, code, *ends, _ = refined(found.M.factors, b, found.limits, found.dtype)
     status = Status(int(np.max(code)))
     if status not in (Status.CONVERGED, Status.ROUNDED):
         return None
     sol = placed_like(b, (x, code, *ends), "direct", f"direct (factors of an earlier solve): {status.name}")
-    return shortened(sol, b, found.M.found.host, found.M.found.null_space, found.limits.rtol, found.limits.atol)
+    return shortened(sol, b, found.M.factors.host, found.M.factors.null_space, found.limits.rtol, found.limits.atol)

@@ -14,22 +14,28 @@ import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from solvers import conditioning
 from solvers.core import arguments
-from solvers.host import ASYMMETRY_OF_ILU, BLOCKS, COLAMD, MMD, THRESHOLD, Host, with_data
+from solvers.host import ASYMMETRY_OF_ILU, BLOCKS, COLAMD, MMD, THRESHOLD, Host, inverse, with_data
 from solvers.solution import SolverError, Status
 
-Recipe = tuple[Any, ...]  # ("lu",), ("cholesky",), ("ilu", drop_tol, fill), or a library's name
+Recipe = tuple[Any, ...]  # LU, ("cholesky",), ("ilu", drop_tol, fill), or a library's name
+LU: Recipe = ("superlu",)
 SMALLEST = 1e-300  # of drop_tol: with 0 SciPy's `spilu` writes beyond its arrays
 STOP = 0.3  # seconds that the end of Python waits for a factorization
 BACKWARD = 500  # units of rounding in a solve whose pivots stay on the diagonal, at most
+EPS = float(np.finfo(np.float64).eps)
+SHOWN = 1e-7  # of 1/eps, the condition from which a null space is looked for: a random vector may hide the rest
+# A null vector has a residual of NULL units of rounding at most, and any other vector GAP times that of a null one:
+# in the spectrum of an ill-conditioned A there is no such gap, and no null space.
+NULL, GAP = 1e5, 1e4
+MOST = 8  # vectors of a null space; rigid motions are 6
 
 
-lock = threading.Lock()
+_lock = threading.Lock()
 _ended = threading.Event()  # whether Python ends
 
 
@@ -43,7 +49,7 @@ def _in_worker(f: Callable[[], Any]) -> Any:
         except BaseException as error:
             future.set_exception(error)
 
-    with lock:
+    with _lock:
         jobs = _jobs()
     if _ended.is_set():  # at the end of Python, when nothing need be freed
         return f()
@@ -73,94 +79,70 @@ def _jobs() -> queue.SimpleQueue[Callable[[], None] | None]:
 
 
 def _forget_threads() -> None:
-    global lock
-    lock = threading.Lock()
+    global _lock
+    _lock = threading.Lock()
     _jobs.cache_clear()
 
 
 os.register_at_fork(after_in_child=_forget_threads)  # a child has none of its parent's threads
 
 
-class Made(NamedTuple):
-    """SuperLU's factors of A[rows][:, cols], and how SuperLU ordered the columns."""
-
-    factors: Any
-    rows: Any
-    cols: Any
-    ordering: str
-
-
 @dataclasses.dataclass(eq=False)
 class OnHost:
-    """SuperLU's factors of A on the host.
+    """SuperLU's factors of A[rows][:, cols] on the host.
 
     Attributes:
-      cell: of one `Made`, whose object the thread that made it drops: in others SciPy never frees it.
+      cell: of SuperLU's object, which the thread that made it drops: in others SciPy never frees it.
+      ordering: of the columns, by SuperLU.
+      better: what has taken the place of factors that are not accurate.
     """
 
-    cell: list[Made]
+    cell: list[Any]
     host: Host
     recipe: Recipe
+    ordering: str
+    rows: Any
+    cols: Any
+    better: "OnHost | None" = None
 
     def __post_init__(self) -> None:
         weakref.finalize(self, _jobs().put, self.cell.clear).atexit = False
 
     @property
     def made(self) -> Any:
-        return self.cell[0].factors
-
-    @property
-    def rows(self) -> Any:
-        return self.cell[0].rows
-
-    @property
-    def cols(self) -> Any:
-        return self.cell[0].cols
-
-    @property
-    def ordering(self) -> str:
-        return self.cell[0].ordering
+        return self.cell[0]
 
     @property
     def nbytes(self) -> int:
-        return self.made.nnz * (self.host.S.dtype.itemsize + 4)
+        return self.made.nnz * (self.host.S.dtype.itemsize + 4) + (0 if self.better is None else self.better.nbytes)
 
     @property
-    def order(self) -> np.ndarray:
-        """[n], the order of A's columns in the factors."""
-        order, perm = np.arange(self.host.n)[self.cols], self.made.perm_c
-        order[perm] = order.copy()
-        return order
+    def places(self) -> tuple[np.ndarray, np.ndarray]:
+        """[n] and [n], where rows and columns of A stand in L·U."""
+        n, made = np.arange(self.host.n), self.made
+        return made.perm_r[np.argsort(n[self.rows])], made.perm_c[np.argsort(n[self.cols])]
 
     def solve(self, r: Any, way: str) -> np.ndarray:
         """A⁻¹·r, or with the way "T" A⁻ᵀ·r."""
+        if self.better is not None:
+            return self.better.solve(r, way)
         dtype = self.host.S.dtype  # the only one that SuperLU solves in
         if r.dtype.kind == "c" and dtype.kind != "c":
             return self.solve(r.real, way) + 1j * self.solve(r.imag, way)
-        made, rows, cols, _ = self.cell[0]
-        given, found = (cols, rows) if way == "T" else (rows, cols)
+        given, found = (self.cols, self.rows) if way == "T" else (self.rows, self.cols)
         r = np.ascontiguousarray(r, dtype)
         x = np.empty_like(r)
-        x[found] = made.solve(np.ascontiguousarray(r[given]), way)
+        x[found] = self.made.solve(np.ascontiguousarray(r[given]), way)
         return x
 
-    def repaired(self) -> bool:
-        """Makes factors that are not accurate again, with partial pivoting, and returns whether it did.
-
-        Errors as of `factored`.
-        """
-        if self.recipe != ("lu",) or self.ordering != MMD or self.is_accurate:
-            return False
-        self.host.made["lu", MMD] = None
-        other = _by_superlu(self.host, self.recipe, "direct", COLAMD)
-
-        def take() -> None:
-            self.cell[:] = other.cell
-
-        _in_worker(take)
-        for name in ("is_accurate", "condition", "null_space"):
-            vars(self).pop(name, None)
-        return True
+    def repaired(self) -> "OnHost":
+        """These factors, or in place of inaccurate ones those by partial pivoting. Errors as of `factored`."""
+        if self.better is None and self.recipe == LU and self.ordering == MMD and not self.is_accurate:
+            self.host.made[LU[0], MMD] = None
+            self.better = _by_superlu(self.host, self.recipe, "direct", COLAMD)
+            for name in ("condition", "null_space"):
+                vars(self).pop(name, None)
+        return self.better or self
 
     @functools.cached_property
     def is_accurate(self) -> bool:
@@ -170,45 +152,81 @@ class OnHost:
             b = S @ x
             x = self.solve(b, "N")
             size = np.max(np.abs(b), initial=0) + self.host.row_sums * np.max(np.abs(x), initial=0)
-            return bool(np.max(np.abs(b - S @ x), initial=0) <= BACKWARD * np.finfo(np.float64).eps * size)
+            return bool(np.max(np.abs(b - S @ x), initial=0) <= BACKWARD * EPS * size)
 
     @functools.cached_property
     def condition(self) -> float:
-        return conditioning.condition(self.host.S, self.solve)
+        """An estimate of ‖B‖∞·‖B⁻¹‖₁ for B = R⁻¹·A·C⁻¹, from below (Higham and Tisseur 2000); see `scales`."""
+        from scipy.sparse import linalg
+
+        rows, cols, norm = scales(self.host.S)
+
+        def inverse(v: Any) -> Any:
+            return cols * self.solve(rows * np.ravel(v), "N")
+
+        def adjoint(v: Any) -> Any:
+            return rows * np.conj(self.solve(cols * np.conj(np.ravel(v)), "T"))
+
+        S = self.host.S
+        return norm * linalg.onenormest(linalg.LinearOperator(S.shape, inverse, rmatvec=adjoint, dtype=S.dtype))
 
     @functools.cached_property
     def null_space(self) -> np.ndarray | None:
-        return conditioning.null_space(self.host.S, self.solve)
+        """[n, k], orthonormal vectors that A takes to 0; None if A is regular, or may be.
+
+        The pivots that should be 0 are roundings, so that A⁻¹·v of a random v is a null vector up to rounding.
+        """
+        S = self.host.S
+        with np.errstate(all="ignore"):
+            rows, cols, norm = scales(S)
+            rng, n, k = np.random.default_rng(0), S.shape[0], 1
+            if not np.max(np.abs(cols * self.solve(rows * rng.standard_normal(n), "N"))) * norm * EPS >= SHOWN:
+                return None
+            v = rng.standard_normal((n, MOST))
+            while k < min(n, MOST):
+                k = min(2 * k, n)
+                Z = self.solve(rows[:, None] * v[:, :k], "N")
+                if not np.all(np.isfinite(Z)):
+                    return None
+                Z, R = np.linalg.qr(Z)
+                Z = Z @ np.linalg.svd(R)[0]  # of a tall matrix LAPACK's threads would wait for each other
+                sizes = np.max(np.abs(S @ Z) / rows[:, None], axis=0)
+                sizes /= norm * np.max(np.abs(Z) * cols[:, None], axis=0)
+                n_null = np.count_nonzero(sizes <= NULL * EPS)
+                if n_null < k:
+                    is_clear = n_null and np.min(sizes[n_null:]) >= GAP * max(np.max(sizes[:n_null]), EPS)
+                    return Z[:, :n_null] if is_clear else None
+            return None
 
 
-class Order(NamedTuple):
-    """An order for matrices of one pattern.
+def scales(S: Any) -> tuple[np.ndarray, np.ndarray, float]:
+    """[n] and [n], R and C, the largest entries of A's rows and then of R⁻¹·A's columns; ‖R⁻¹·A·C⁻¹‖∞. S is in CSC.
 
-    Attributes:
-      rows, cols: [n]; all rows, if SuperLU pivots among them.
-      source: the ordered matrix in CSC, whose values number the entries of the unordered one.
+    So scaled, a matrix in mixed units does not count as singular.
     """
-
-    rows: Any
-    cols: np.ndarray
-    source: Any
-
-    @classmethod
-    def of(cls, host: Host, ordering: str, cols: np.ndarray) -> "Order":
-        """Kept with the pattern until another order is."""
-        kept = host.shared.setdefault("ordered", {})
-        if ordering not in kept or kept[ordering].cols is not cols:
-            rows = cols if ordering == MMD else host.blocks[0] if ordering == BLOCKS else slice(None)
-            source = with_data(host.S, np.arange(host.S.nnz, dtype=np.int32))[rows][:, cols]
-            source.sort_indices()
-            kept[ordering] = cls(rows, cols, source)
-        return kept[ordering]
-
-    def applied(self, S: Any) -> Any:
-        return with_data(self.source, S.data[self.source.data])
+    sizes, rows = np.abs(S.data), np.zeros(S.shape[0])
+    np.maximum.at(rows, S.indices, sizes)
+    sizes = sizes / rows[S.indices]
+    cols = np.maximum.reduceat(sizes, S.indptr[:-1])
+    return rows, cols, float(np.max(np.bincount(S.indices, sizes / np.repeat(cols, np.diff(S.indptr)))))
 
 
-def factored(host: Host, recipe: Recipe, maker: str, checks: bool = True) -> OnHost:
+def _ordered(host: Host, ordering: str, cols: np.ndarray) -> tuple[Any, Any]:
+    """The rows in their order, all if SuperLU pivots among them, and A[rows][:, cols] in CSC.
+
+    Kept with the pattern is that matrix of the numbers of A's entries, until another order is.
+    """
+    kept = host.shared.setdefault("ordered", {})
+    if ordering not in kept or kept[ordering][0] is not cols:
+        rows = cols if ordering == MMD else host.blocks[0] if ordering == BLOCKS else slice(None)
+        source = with_data(host.S, np.arange(host.S.nnz, dtype=np.int32))[rows][:, cols]
+        source.sort_indices()
+        kept[ordering] = cols, rows, source
+    _, rows, source = kept[ordering]
+    return rows, with_data(source, host.S.data[source.data])
+
+
+def factored(host: Host, recipe: Recipe = LU, maker: str = "A", checks: bool = True) -> OnHost:
     """SuperLU's factors, in the order of earlier ones of this pattern.
 
     Args:
@@ -236,9 +254,7 @@ def factored(host: Host, recipe: Recipe, maker: str, checks: bool = True) -> OnH
         if ordering != MMD:
             raise
         return _by_superlu(host, recipe, maker, COLAMD)
-    if checks:
-        found.repaired()
-    return found
+    return found.repaired() if checks else found
 
 
 def _by_superlu(host: Host, recipe: Recipe, maker: str, ordering: str) -> OnHost:
@@ -248,22 +264,21 @@ def _by_superlu(host: Host, recipe: Recipe, maker: str, ordering: str) -> OnHost
     order = host.made.get((recipe[0], ordering))
     if order is None and (ordering in host.orders or ordering == BLOCKS or (is_symmetric and np.any(host.hubs))):
         order = host.order(ordering)
-    known = None if order is None else Order.of(host, ordering, order)
     rows = cols = slice(None)
-    if known is not None:
-        S, rows, cols = known.applied(S), known.rows, known.cols
-    options: Any = {"permc_spec": ordering if known is None else "NATURAL", "options": {"SymmetricMode": is_symmetric}}
+    if order is not None:
+        cols, (rows, S) = order, _ordered(host, ordering, order)
+    options: Any = {"permc_spec": ordering if order is None else "NATURAL", "options": {"SymmetricMode": is_symmetric}}
     if recipe[0] == "ilu":
         options |= {"drop_tol": max(recipe[1], SMALLEST), "fill_factor": recipe[2]}
     if is_symmetric:
         options["diag_pivot_thresh"] = 0.0 if recipe[0] == "cholesky" or host.wants_pivots else THRESHOLD
     factor = linalg.spilu if recipe[0] == "ilu" else linalg.splu
     try:
-        cell = _in_worker(lambda: [Made(factor(S, **options), rows, cols, ordering)])
+        cell = _in_worker(lambda: [factor(S, **options)])
     except (RuntimeError, MemoryError) as error:
         raise _reason(error, recipe, maker, S) from None
-    found = OnHost(cell, host, recipe)
-    host.made[recipe[0], ordering] = found.order if order is None else order
+    found = OnHost(cell, host, recipe, ordering, rows, cols)
+    host.made[recipe[0], ordering] = inverse(found.places[1]) if order is None else order
     return found
 
 

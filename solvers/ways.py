@@ -23,7 +23,7 @@ from solvers.core import arguments
 from solvers.core.operators import is_function
 from solvers.core.settings import Settings
 from solvers.core.solve import by_method
-from solvers.direct import Prepared, by_factors, prepared, unsolved
+from solvers.direct import by_factors, prepared, unsolved
 from solvers.estimates import BLOCK, Trial, Way, estimate
 from solvers.facts import Facts, check_finite
 from solvers.fcg import METHOD as FCG
@@ -212,7 +212,7 @@ def first_success(
                     sol = _telling(sol, way.name, *tried)
             if ways is not WAYS or x0 is not None:
                 return sol
-            space = M.found.null_space if type(M) is Prepared else None
+            space = getattr(getattr(M, "factors", None), "null_space", None)
             return shortened(sol, b, facts.host, space, *limits)
         if way.M == "factors":
             factored = trial, M
@@ -261,7 +261,7 @@ def made(trial: Trial, facts: Facts) -> Any:
             f"the factors may take {float(f'{trial.set_up / 3600:.1g}'):g} hours; direct(A, b) tries all the same"
         )
     if name == "factors":
-        return prepared(A, facts.tries)[0]
+        return prepared(A, facts.tries)
     with concrete(A), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # of a multigrid cycle that diverges: the trial shows it
         if name.strip("|") == "jacobi" and facts.kind != "sharded" and "diagonal" in vars(facts):

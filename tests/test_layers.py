@@ -40,11 +40,11 @@ ALLOWED = {
 OF_MATRICES = {
     "superlu",
     "host_calls",
+    "patterns",
     "block_form",
     "batched",
     "host",
-    "conditioning",
-    "selected",
+    "logdet",
     "factors",
     "triangular",
     "backends",

@@ -7,9 +7,9 @@ products (Anzt, Chow and Dongarra 2015, Iterative sparse triangular solves for p
 V = Nᴴ, so that M is positive definite as soon as D is, for any number of sweeps.
 """
 
-import contextlib
 import dataclasses
 import warnings
+from collections.abc import Iterator
 from typing import Any, Self
 
 import jax
@@ -28,7 +28,7 @@ from jaxsparse_fmt.kernels.cpu import elimination
 from jaxsparse_fmt.kernels.cpu.over_rows import over_rows
 from solvers import factors
 from solvers.core import arguments
-from solvers.core.program import interrupted_after
+from solvers.host_calls import call
 from solvers.precond import _checks as checks
 
 SMALLEST_PIVOT = 1e-3  # relative to the diagonal of A: a pivot below it has broken down
@@ -79,13 +79,11 @@ class Incomplete(factors.Inverse):
       recipe: the maker's name and its `solve_sweeps`.
       shift: α, where A + α·diag(A) was factored; 0 if A itself has factors.
       ptr, col: [n + 1] and [nnz], the pattern of A in CSR, for `refreshed`; None in transposes.
-      first_shift: the first α to try.
     """
 
     shift: Array
     ptr: Array | None
     col: Array | None
-    first_shift: Array
 
     @property
     def T(self) -> Self:
@@ -126,13 +124,11 @@ class Incomplete(factors.Inverse):
             )
         if S is None or is_traced(self, A):
             return _traced(self, A.data)
-        return _with(
-            self, *jax.device_put(_renewed(self.recipe, self.dtype, self.ptr, self.col, S.data, self.first_shift))
-        )
+        return _with(self, *jax.device_put(_renewed(self.recipe, self.dtype, self.ptr, self.col, S.data)))
 
 
 @arguments.door
-def incomplete_cholesky(A: Any, *, solve_sweeps: int | None = None, shift: float = 0.0) -> Incomplete:
+def incomplete_cholesky(A: Any, *, solve_sweeps: int | None = None) -> Incomplete:
     """The preconditioner of incomplete Cholesky factors without fill, IC(0); symmetric (Hermitian) positive definite.
 
     Factors of A need not exist, even where A is positive definite; those of A + α·diag(A) do once α is large enough
@@ -149,7 +145,6 @@ def incomplete_cholesky(A: Any, *, solve_sweeps: int | None = None, shift: float
       solve_sweeps: a number s takes s products in place of each triangular solve, and α so large that they halve the
         error of random systems. None applies the factors exactly on a CPU. On a GPU it takes the least s up to 10 that
         halves the errors, else exact solves by levels, which are many times slower; and 3 for traced values.
-      shift: the first α to try.
 
     Raises:
       ValueError: A is not square or not symmetric, holds a NaN or an infinity, or has a diagonal entry that is not
@@ -163,11 +158,11 @@ def incomplete_cholesky(A: Any, *, solve_sweeps: int | None = None, shift: float
       >>> js.cg(A, b, M=js.precond.incomplete_cholesky(A)).success
       True
     """
-    return _incomplete(A, CHOLESKY, solve_sweeps, shift)
+    return _incomplete(A, CHOLESKY, solve_sweeps)
 
 
 @arguments.door
-def incomplete_lu(A: Any, *, solve_sweeps: int | None = None, shift: float = 0.0) -> Incomplete:
+def incomplete_lu(A: Any, *, solve_sweeps: int | None = None) -> Incomplete:
     """The preconditioner of incomplete LU factors without fill, ILU(0), for any square matrix.
 
     Where a pivot falls below 0.001 of the diagonal, an entry grows beyond 1000, in A scaled to a diagonal of 1, or a
@@ -178,7 +173,6 @@ def incomplete_lu(A: Any, *, solve_sweeps: int | None = None, shift: float = 0.0
       A: [n, n] jaxsparse matrix without a zero on its diagonal; inside jit as with `incomplete_cholesky`.
       solve_sweeps: as in `incomplete_cholesky`, but None on a GPU takes the least s up to 10 that leaves a twentieth of
         the errors, else 10 if these halve them, else exact solves by levels.
-      shift: as in `incomplete_cholesky`.
 
     Raises, warns: as `incomplete_cholesky`, but the diagonal need not be positive, only nonzero.
 
@@ -186,15 +180,14 @@ def incomplete_lu(A: Any, *, solve_sweeps: int | None = None, shift: float = 0.0
       >>> js.gmres(A, b, M=js.precond.incomplete_lu(A)).success
       True
     """
-    return _incomplete(A, LU, solve_sweeps, shift)
+    return _incomplete(A, LU, solve_sweeps)
 
 
-def _incomplete(A: Any, maker: str, sweeps: int | None, shift: float) -> Incomplete:
+def _incomplete(A: Any, maker: str, sweeps: int | None) -> Incomplete:
     n = checks.square(A, maker)
     if checks.is_transpose(A):
-        return _incomplete(A.T, maker, sweeps, shift).T
-    first: Any = arguments.tolerance(shift, "shift")
-    dtype, traced = jnp.promote_types(A.dtype, jnp.float32), is_traced(A, first)
+        return _incomplete(A.T, maker, sweeps).T
+    dtype, traced = jnp.promote_types(A.dtype, jnp.float32), is_traced(A)
     on_cpu = jax.default_backend() == "cpu" if traced else is_on_cpu(jax.tree.leaves(A)[0])
     choice = EXACTLY if on_cpu else TRACED if traced else BY_SWEEPS[maker]
     if sweeps is not None:
@@ -209,18 +202,17 @@ def _incomplete(A: Any, maker: str, sweeps: int | None, shift: float) -> Incompl
         if S.nnz >= 2**31:
             raise ValueError(f"an incomplete factorization counts entries in 32 bits; A has {S.nnz}")
         ptr, col = S.indptr.astype(np.int32), S.indices.astype(np.int32)
-        first = first.astype(jnp.finfo(dtype).dtype)
         if traced:
             row = _rows(ptr)
             N, V = (patterns.masked(S, side)[0] for side in (row > col, row < col))
             N, V = (patterns.with_data(T, np.ones(T.nnz, dtype)) for T in (N, N.T.tocsr() if maker == CHOLESKY else V))
             pivots: Any = np.ones(n, dtype)
-            alpha, sweeps = np.zeros((), first.dtype), choice[0][0]
+            alpha, sweeps = np.zeros((), jnp.finfo(dtype).dtype), choice[0][0]
         else:
-            N, V, pivots, alpha, sweeps = _factored(maker, choice, dtype, ptr, col, S.data, first)
+            N, V, pivots, alpha, sweeps = _factored(maker, choice, dtype, ptr, col, S.data)
         made: Any = [Triangle.of(T, T is V) if sweeps is None else Swept(from_scipy(T), sweeps) for T in (N, V)]
         found, alpha, ptr, col = jax.device_put((factors.Factors(pivots, *made), alpha, ptr, col))
-    M = Incomplete(None, found, (maker, sweeps), alpha, ptr, col, first)
+    M = Incomplete(None, found, (maker, sweeps), alpha, ptr, col)
     return _traced(M, A.data) if traced else M
 
 
@@ -243,33 +235,26 @@ def _with(M: Incomplete, N: Array, V: Array, pivots: Array, shift: Array) -> Inc
 
 
 def _renewed(recipe: factors.Recipe, dtype: Any, *arrays: Any) -> tuple[Any, ...]:
-    """The arrays for `_with`, from pattern and values of A and the first α."""
+    """The arrays for `_with`, from pattern and values of A."""
     maker, sweeps = recipe
     N, V, pivots, shift, _ = _factored(maker, ((sweeps, HALF),), dtype, *arrays)
     return N.data, V.data, pivots, shift
 
 
-@dataclasses.dataclass(frozen=True)
-class Renewed:
-    """What a program calls, as `_renewed`; NaN after a fault. Equal ones share a program."""
-
-    recipe: factors.Recipe
-    dtype: np.dtype
-    shapes: tuple[jax.ShapeDtypeStruct, ...]
-
-    def __call__(self, *arrays: Any) -> tuple[Any, ...]:
-        with interrupted_after(), contextlib.suppress(ValueError):
-            return _renewed(self.recipe, self.dtype, *arrays)
-        return tuple(np.full(like.shape, np.nan, like.dtype) for like in self.shapes)
+def _each_renewed(each: Any, recipe: factors.Recipe, dtype: Any) -> Iterator[tuple[Any, ...]]:
+    """As `_renewed`; NaN after a fault."""
+    for arrays in each:
+        try:
+            yield _renewed(recipe, dtype, *arrays)
+        except ValueError:
+            yield np.nan, np.nan, np.nan, np.nan
 
 
 def _traced(M: Incomplete, data: Array) -> Incomplete:
     """M made from traced values of A, by a call of the host."""
     values = [T.N.data if isinstance(T, Swept) else T.values for T in (M.factors.lower, M.factors.upper)]
-    shapes = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (*values, M.factors.inverse_pivots, M.shift))
-    arrays = M.ptr, M.col, *lax.stop_gradient((data, M.first_shift))
-    found = jax.pure_callback(Renewed(M.recipe, M.dtype, shapes), shapes, *arrays, vmap_method="sequential")
-    return _with(M, *found)
+    arrays = M.ptr, M.col, lax.stop_gradient(data)
+    return _with(M, *call(_each_renewed, (M.recipe, M.dtype), arrays, (*values, M.factors.inverse_pivots, M.shift)))
 
 
 # -------------------------------------------------------------------------------------------------------- on the host
@@ -282,10 +267,9 @@ def _factored(
     ptr: Any,  # [n + 1]
     col: Any,  # [nnz]
     data: Any,  # [nnz]
-    first: Any,  # the first α to try
 ) -> tuple[Any, ...]:
     """N and V as matrices, 1/D, α and the first of `choice` that fits. ValueError: values or factors that do not do."""
-    ptr, col, alpha, n, hermitian = np.asarray(ptr), np.asarray(col), float(first), len(ptr) - 1, maker == CHOLESKY
+    ptr, col, alpha, n, hermitian = np.asarray(ptr), np.asarray(col), 0.0, len(ptr) - 1, maker == CHOLESKY
     a: Any = np.asarray(data).astype(np.complex128 if np.dtype(dtype).kind == "c" else np.float64)
     row = _rows(ptr)
     _check_values(row, col, a, n, maker)

@@ -11,7 +11,7 @@ import scipy.sparse
 from jaxsparse_fmt.core import lanes
 from jaxsparse_fmt.kernels.backends import selection
 from jaxsparse_fmt.kernels.cpu.abi import LANES
-from solvers.batched import Known
+from solvers.patterns import Pattern
 from tests.kernels.test_spmv import kernels_in
 from tests.lowering import lowered, quick_jit
 
@@ -24,7 +24,7 @@ def some_pattern(n=30):
 
 
 def planned(S) -> lanes.Elimination:
-    plan = Known(S.shape[0], S.row.astype(np.int32), S.col.astype(np.int32)).plan
+    plan = Pattern(S.shape[0], S.row.astype(np.int32), S.col.astype(np.int32)).plan
     assert plan is not None
     return plan
 

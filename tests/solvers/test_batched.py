@@ -10,7 +10,7 @@ import pytest
 import scipy.sparse
 
 import jaxsparse_fmt as jsf
-from solvers import Status, batched, direct, factorized, on_host, solve
+from solvers import Status, batched, direct, factorized, host_calls, patterns, solve
 from tests.lowering import quick_jit
 from tests.marks import deep, few
 
@@ -162,8 +162,8 @@ def test_batches_inside_batches_scans_and_a_jitted_solve(rng):
 def test_asks_a_batch_of_batches_the_host_for_those_that_need_it_alone(monkeypatch):
     """Of 2 × 3 systems, of which one meets a pivot of 0."""
     n, asked = 2 * (batched.DENSE // 2 + 1), []
-    by_host = on_host.refined
-    monkeypatch.setattr(on_host, "refined", lambda *given: asked.append(1) or by_host(*given))
+    by_host = host_calls.refined
+    monkeypatch.setattr(host_calls, "refined", lambda *given: asked.append(1) or by_host(*given))
     A = jsf.from_scipy(scipy.sparse.diags_array([1.0, 4.0, 2.0], offsets=[-1, 0, 1], shape=(n, n)), "csr")
     data = np.asarray(A.data) * np.linspace(1, 2, 3)[:, None]
     scales = np.array([1.0, 2.0])
@@ -210,11 +210,11 @@ def test_every_device_solves_its_own_systems(explicit, rng):
 
 
 def test_a_pattern_with_too_many_updates_is_left_to_the_host(monkeypatch):
-    monkeypatch.setattr(batched, "UPDATES", 10)
+    monkeypatch.setattr(patterns, "UPDATES", 10)
     monkeypatch.setattr(batched, "DENSE", 10)
-    pattern = batched.Known(N, ROW.astype(np.int32), COL.astype(np.int32))
-    assert pattern.plan is None and not pattern.is_served
-    assert batched.known(jsf.from_scipy(S, "csr")) == pattern
+    pattern = patterns.Pattern(N, ROW.astype(np.int32), COL.astype(np.int32))
+    assert pattern.plan is None and not batched.serves(pattern)
+    assert patterns.known(jsf.from_scipy(S, "csr")) == pattern
 
 
 def test_what_does_not_fit_into_the_memory_is_refused_before_it_is_made(monkeypatch):

@@ -43,7 +43,7 @@ def test_every_column_has_a_row_of_its_own_unless_the_pattern_is_singular(seed):
 def test_factors_stay_inside_the_blocks(sizes, monkeypatch):
     monkeypatch.setattr(host, "FREE", 10)
     S, x = permuted(sizes), np.random.default_rng(1).standard_normal(sum(sizes))
-    found = factored(Host(S), ("lu",), "A")
+    found = factored(Host(S))
     assert found.ordering == BLOCKS
     assert found.made.L.nnz <= sum(size * (size + 1) // 2 for size in sizes)
     for way, T in (("N", S), ("T", S.T)):
@@ -65,7 +65,7 @@ def test_a_zero_block_on_the_diagonal_is_told_as_singular(monkeypatch):
     rows = matching(S)
     S.data[(S.indices == rows[3]) & (np.repeat(np.arange(N), np.diff(S.indptr)) == 3)] = 0
     with pytest.raises(SolverError, match="singular"):
-        factored(Host(S), ("lu",), "A")
+        factored(Host(S))
 
 
 def test_the_entries_of_the_factors_of_a_permuted_triangle_are_those_of_the_matrix():

@@ -3,10 +3,8 @@
 import functools
 import itertools
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import jax
-import jax.experimental.sparse
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,7 +12,7 @@ import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt._aligned import aligned
-from solvers import SolverError, Status, direct, factorized, gmres, refine, superlu
+from solvers import SolverError, Status, direct, factorized, gmres, host_calls, refine, superlu
 from solvers.precond import ilu
 from tests.lowering import quick_jit
 from tests.marks import deep
@@ -163,28 +161,6 @@ def test_a_nan_is_told_inside_jit_and_outside(where):
                 assert sol.status is Status.NON_FINITE and np.isnan(sol.residual_norm)
 
 
-def test_what_cannot_be_factored_is_refused_in_words():
-    with pytest.raises(ValueError, match="square"):
-        factorized(jsf.from_dense(np.ones((3, 4))))
-    with pytest.raises(TypeError, match="from_scipy"):
-        factorized(matrix())
-    mesh = jax.make_mesh((1,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
-    with pytest.raises(ValueError, match="sharded; gather"):
-        direct(jsf.shard(matrix(), mesh), RHS)
-
-
-def test_steps_of_refinement_are_not_differentiated():
-    unrolled: Any = "unrolled"
-    for run in (direct, lambda A, b, adjoint: factorized(A).solve(b, adjoint=adjoint)):
-        with pytest.raises(TypeError, match="for a direct solve; got 'unrolled'"):
-            run(A, RHS, adjoint=unrolled)
-
-
-def test_a_bcoo_matrix_is_refused_with_the_cure():
-    with pytest.raises(TypeError, match="from_bcoo"):
-        direct(jax.experimental.sparse.BCOO.fromdense(jnp.eye(3)), np.ones(3))
-
-
 @ways
 def test_eager_derivatives_compile_once(way, compiled):
     loss = lambda data: jnp.sum(jnp.sin(way(data, RHS)))  # noqa: E731
@@ -198,12 +174,16 @@ def test_eager_derivatives_compile_once(way, compiled):
 
 def test_a_batch_of_matrices_is_factored_once_each(monkeypatch):
     count, factored = itertools.count(), superlu.factored
-    monkeypatch.setattr(superlu, "factored", lambda *args: (next(count) and None) or factored(*args))
+    monkeypatch.setattr(superlu, "factored", lambda *args, **how: (next(count) and None) or factored(*args, **how))
     D = DATA * np.linspace(5.1, 5.9, 9)[:, None]  # of which no other test has factors
     traced = lambda A, D: jax.vmap(lambda d: direct(A.with_data(d), RHS).x)(D)  # noqa: E731  (its pattern, too)
-    got = quick_jit(traced)(A, D)
+    solve = quick_jit(traced)
+    got = solve(A, D)
     np.testing.assert_allclose(got, [dense_solve(d, RHS) for d in D], rtol=1e-9, atol=1e-12)
-    assert next(count) == 9
+    assert next(count) == 9 and jsf.cache_info()["factors for programs"].entries >= 9  # for derivatives
+    monkeypatch.setattr(host_calls, "LARGEST", 0)
+    np.testing.assert_allclose(solve(A, 2 * D), got / 2, rtol=1e-9, atol=1e-12)
+    assert jsf.cache_info()["factors for programs"].entries == host_calls.KEPT
 
 
 def test_a_right_hand_side_on_a_mesh_is_solved_on_it():

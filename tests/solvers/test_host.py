@@ -133,7 +133,7 @@ def test_a_quasidefinite_system_is_factored_with_pivots_on_its_diagonal():
     sol = solve(jsf.from_scipy(K, "csr"), K @ wanted, rtol=1e-10)
     assert sol.success and sol.method == "direct"
     np.testing.assert_allclose(sol.x, wanted, rtol=0, atol=1e-6)
-    found = superlu.factored(Host(K), ("lu",), "direct")
+    found = superlu.factored(Host(K))
     assert found.ordering == MMD and found.is_accurate
     assert 4 * found.made.nnz < spla.splu(K).nnz
 

@@ -181,7 +181,7 @@ def unsymmetric(A):
 @pytest.mark.parametrize("transposed", [False, deep(True)])
 def test_direct_solves_a_batch_and_its_derivatives_without_superlu(transposed, monkeypatch):
     """lineax traces the arrays of the pattern, which the operator keeps."""
-    monkeypatch.setattr(host_calls, "call", None)
+    monkeypatch.setattr(host_calls, "by_factors", None)
     A = stored(GENERAL, "sell")
     data = np.stack([A.data, 2 * np.asarray(A.data)])
 

@@ -258,7 +258,7 @@ def test_what_is_not_symmetric_or_not_finite_is_named_with_a_shift():
 
 def test_the_same_matrix_and_sigma_are_factored_once(monkeypatch):
     calls, factored = [], superlu.factored
-    monkeypatch.setattr(superlu, "factored", lambda *given: calls.append(1) or factored(*given))
+    monkeypatch.setattr(superlu, "factored", lambda *given, **how: calls.append(1) or factored(*given, **how))
     A = jsf.from_scipy(3.7 * pencil()[0])
     for _ in range(2):
         assert eigsh(A, K, sigma=0.3).success

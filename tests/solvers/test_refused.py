@@ -8,13 +8,16 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import scipy.sparse.linalg as spla
+from jax.experimental.sparse import BCOO
 
 import jaxsparse_fmt as jsf
 import solvers
 from solvers import (
     Adjoint,
     cg,
+    direct,
     eigsh,
+    factorized,
     gmres,
     idrs,
     lobpcg,
@@ -95,7 +98,6 @@ VALUES = [
     (refine, (A, B), {"dtype": "float64"}, "one of float32, bfloat16; got 'float64'"),
     (refine, (A, B), {"dtype": "int8"}, "got 'int8'"),
     (refine, (A, B), {"method": "lsqr"}, "one of cg, fcg, minres, bicgstab, gmres; got 'lsqr'"),
-    (refine, (A, B), {"drop": 1.0}, "drop must lie between 0 and 1; got 1.0"),
     (refine, (1j * A, B), {"dtype": "bfloat16"}, "dtype='bfloat16' is for real A and b"),
     (lsmr, (E[:, :2], np.ones(5)), {}, r"\(3, 2\), and b of length 5"),
     (lsmr, (E[:, :2], ONES), {"x0": ONES}, r"x0 has shape \(3,\)"),
@@ -137,6 +139,7 @@ VALUES = [
     (solve, (lambda v: A @ v, B), {"method": "minres"}, "diagonal"),
     (solve, (stored((0, 0)), np.ones(0)), {}, r"b is empty, of shape \(0,\)"),
     (solve, (sharded(), B), {"method": "direct"}, "sharded; gather it"),
+    (factorized, (stored(np.ones((3, 4))),), {}, "square"),
     (cg, (sharded(), B), {"callback": print}, r"2 devices.*progress="),
     (spsolve_triangular, (LOWER, B), {"lower": False}, r"not upper triangular: it has an entry at \(.*triu\(A\)"),
     (spsolve_triangular, (stored(np.diag([1.0, 0, 2])), ONES), {}, "diagonal is zero in row 1"),
@@ -165,7 +168,6 @@ TYPES = [
     (Adjoint, (), {"report": 3}, "report must be a function or None; got 3"),
     (gmres, (E, ONES), {"flexible": "no"}, "flexible must be True or False; got 'no'"),
     (idrs, (E, ONES), {"s": 2.5}, "s must be"),
-    (refine, (A, B), {"drop": "0.1"}, "drop must be one real number"),
     (refine, (lambda v: A @ v, B), {}, "store it as a matrix"),
     (refine, (spla.aslinearoperator(S), B), {}, "A is SciPy's"),
     (lsmr, (E, {"a": ONES}), {}, r"b must be one array.*ravel_pytree"),
@@ -178,6 +180,9 @@ TYPES = [
     (svds, (ONES,), {}, r"svds needs a matrix .*; got shape \(3,\)"),
     (svds, (Opaque(), 2), {}, "a pytree, for its products with Aᵀ; got Opaque"),
     (svds, (S, 2), {}, r"A is SciPy's; convert"),
+    (factorized, (S,), {}, "from_scipy"),
+    (direct, (BCOO.fromdense(jnp.eye(3)), ONES), {}, "from_bcoo"),
+    (direct, (A, B), {"adjoint": "unrolled"}, "for a direct solve; got 'unrolled'"),
     (solve, (A, B), {"tol": 1e-3}, "solve has no keyword 'tol': here it is 'rtol'"),
     (solve, (S, B), {}, "convert a sparse matrix once"),
     (solve, (A, sp.csr_array(np.ones((9, 1)))), {}, r"b is a sparse csr_array, .* b.todense\(\)"),

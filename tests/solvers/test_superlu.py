@@ -41,9 +41,9 @@ def test_every_mode_solves_and_solves_transposed_with_little_error(name, cost):
     host, x = Host(S), np.random.default_rng(1).standard_normal((S.shape[0], 2))
     if cost:
         assert host.factor_entries > S.shape[0]
-    found = superlu.factored(host, ("lu",), "A")
+    found = superlu.factored(host)
     assert found.ordering == ordering
-    again = superlu.factored(Host(S * 2, host.shared), ("lu",), "A")
+    again = superlu.factored(Host(S * 2, host.shared))
     bound = 1e-13 * np.linalg.cond(S.toarray()) * np.abs(x).max()
     for way, T in (("N", S), ("T", S.T)):
         assert np.max(np.abs(found.solve(T @ x, way) - x)) <= bound
@@ -56,7 +56,7 @@ def test_every_mode_solves_and_solves_transposed_with_little_error(name, cost):
 def test_zeros_that_are_stored_keep_the_order_of_blocks():
     S = sp.csc_array(jsf.gallery.elasticity(4)).astype(np.float64)
     assert not np.all(S.data)
-    assert superlu.factored(Host(S), ("lu",), "A").made.nnz == spla.splu(S, **SYMMETRIC).nnz
+    assert superlu.factored(Host(S)).made.nnz == spla.splu(S, **SYMMETRIC).nnz
 
 
 def test_factors_that_grow_are_made_again_with_partial_pivoting():
@@ -80,7 +80,7 @@ def test_a_solve_inside_jit_calls_the_host_once():
     np.testing.assert_allclose(sol.residual_norm, np.linalg.norm(b - S @ sol.x), rtol=1e-3, atol=1e-14)
 
 
-@pytest.mark.parametrize("recipe", [("lu",), ("ilu", 1e-4, 1.0), ("cholesky",)], ids=lambda r: r[0])
+@pytest.mark.parametrize("recipe", [superlu.LU, ("ilu", 1e-4, 1.0), ("cholesky",)], ids=lambda r: r[0])
 @pytest.mark.parametrize("dtype", [np.float64, np.complex128])
 def test_a_structurally_singular_matrix_never_comes_to_superlu_which_may_end_the_process(dtype, recipe, monkeypatch):
     monkeypatch.setattr(superlu, "_by_superlu", lambda *_: pytest.fail("it did"))
@@ -121,7 +121,7 @@ def resident():
 
 S = sp.csc_array(sp.diags_array([-1.0, 2.1, -1.0], offsets=[-1, 0, 1], shape=(20_000, 20_000)))
 def factor():
-    found.append(superlu.factored(Host(S), ("lu",), "A"))
+    found.append(superlu.factored(Host(S)))
 
 sizes = []
 for k in range(40):
@@ -132,7 +132,7 @@ for k in range(40):
     found.clear()
     sizes.append(resident())
 print(sizes[-1] - sizes[9])
-kept = superlu.factored(Host(S), ("lu",), "A")
+kept = superlu.factored(Host(S))
 """
     assert int(printed("-c", program)) < 40e6  # each has 3 MB
 
@@ -146,7 +146,7 @@ def test_a_real_matrix_has_no_more_entries_in_its_factors_than_in_the_better_of_
     S = host.S
     assert host.factor_entries > 0  # `solve` asks before it factors
     try:
-        found = superlu.factored(host, ("lu",), "A")
+        found = superlu.factored(host)
     except SolverError:
         pytest.skip("singular")
     if found.ordering == MMD:

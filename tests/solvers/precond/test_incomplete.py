@@ -112,13 +112,6 @@ def test_where_cholesky_breaks_down_a_shift_makes_it_positive():
     assert np.linalg.eigvalsh(D)[0] > 0
 
 
-def test_a_given_shift_is_the_first_to_be_tried():
-    M = incomplete_cholesky(jsf.from_scipy(spd(), "csr"), shift=0.25)
-    L, _ = ilu0(sp.csr_array(spd() + 0.25 * sp.diags_array(spd().diagonal())))
-    assert M.shift == 0.25
-    assert_near(factors_of(M)[0], L)
-
-
 def test_an_indefinite_matrix_has_lu_factors():
     S = np.array([[-9.0, 1, 2, 3], [1, 9, 1, 2], [2, 1, -9, 1], [3, 2, 1, 9]])
     M = incomplete_lu(jsf.from_dense(S, "csr"))

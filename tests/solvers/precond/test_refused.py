@@ -76,7 +76,6 @@ VALUES = [
     (incomplete_lu, (csr(([2.0, 1, 0], ([0, 0, 1], [0, 1, 1]))),), {}, "zero on its diagonal in row 1"),
     (incomplete_lu, (with_entry(np.inf),), {}, "needs finite entries; A has inf in row 4"),
     (incomplete_lu, (A,), {"solve_sweeps": -1}, "solve_sweeps must be at least 0; got -1"),
-    (incomplete_lu, (A,), {"shift": -0.1}, "shift must be a number from 0 up; got -0.1"),
     *((ilu, (GENERAL,), {"drop_tol": tol}, "drop_tol") for tol in (2.0, -1.0)),
     *((ilu, (GENERAL,), {"fill": fill}, "fill") for fill in (0.5, 0)),
     (ilu, (GRID,), {}, r"precond\.schwarz, which has a factorization"),
