@@ -139,17 +139,13 @@ def cg(
     return by_method(ONE_REDUCTION if one_reduction else METHOD, A, b, x0, Settings(**settings))
 
 
-def start(space: Space, A: Map, M: Map, r: Array, squared: Array, last: Last | None) -> Work:
-    """The first vectors. The direction is the last one with its part along M·r replaced, so that rᵀ·p = rᵀ·M·r.
+def start(space: Space, A: Map, M: Map, r: Array, squared: Array, last: Last | None, z: Array | None = None) -> Work:
+    """The first vectors, for z = M·r. The direction is the last one with its part along z replaced: so rᵀ·p = rᵀ·M·r.
 
     This is a reliable update (Clark et al. 2010, §5): a restart from M·r would lose the conjugacy to earlier directions
     and converge as slowly as from the start.
     """
-    return _begun(space, r, squared, M(r), last)
-
-
-def _begun(space: Space, r: Array, squared: Array, z: Array, last: Last | None) -> Work:
-    """As `start`, for z = M·r."""
+    z = M(r) if z is None else z
     gamma, p = squared if z is r else space.dot(r, z), z
     if last is not None:
         rest, is_kept = _rest(gamma, last.along)
@@ -171,7 +167,7 @@ def start_predicting(
       always: take `step_predicting` whatever its steps cost.
     """
     z = M(r)
-    work = _begun(space, r, squared, z, last)
+    work = start(space, A, M, r, squared, last, z)
     if not (always or (z is r and isinstance(A, Product) and space.sums_at_once(r))):
         return work
     # p is z + d with d = p − z in place of the direction of the step before, and u = c = 1.

@@ -115,12 +115,11 @@ class SparseOperator(lx.MatrixLinearOperator):
 
     def transpose(self) -> "SparseOperator":
         """The transpose; the operator itself if it is tagged symmetric, as with lineax's own operators."""
-        if lx.is_symmetric(self):
-            return self
-        return self.with_pattern(SparseOperator(self.matrix.T, lx.transpose_tags(self.tags), dtype=self.dtype))
+        return self if lx.is_symmetric(self) else self._with(self.matrix.T, lx.transpose_tags(self.tags))
 
-    def with_pattern(self, other: "SparseOperator") -> "SparseOperator":
-        """`other`, a new operator whose entries have the pattern of this one's."""
+    def _with(self, matrix: Any, tags: Any) -> "SparseOperator":
+        """The operator of a matrix whose entries have the pattern of this one's."""
+        other = SparseOperator(matrix, tags, dtype=self.dtype)
         object.__setattr__(other, "pattern", self.pattern)
         return other
 
@@ -139,82 +138,8 @@ class SparseOperator(lx.MatrixLinearOperator):
         return jax.ShapeDtypeStruct(self.matrix.shape[:1], self.dtype)
 
 
-class _Solver(lx.AbstractLinearSolver):
-    """A function of this package as a solver of lineax, over pytrees of vectors.
-
-    Attributes:
-      method: the function.
-      settings: its keywords.
-    """
-
-    method: Callable[..., Solution] = eqx.field(static=True)
-    settings: dict[str, Any]
-
-    def __init__(self, method: Callable[..., Solution], max_steps: int | None, settings: dict[str, Any]):
-        settings = settings if max_steps is None else settings | {"maxiter": max_steps}
-        known = [name for name in inspect.signature(method).parameters if name not in NOT_SETTINGS]
-        if unknown := [name for name in settings if name not in known]:
-            raise TypeError(
-                f"{getattr(method, '__name__', method)} has no setting {unknown[0]!r} here; it has {', '.join(known)}. "
-                "M and x0 go to lineax.linear_solve, as options={'preconditioner': M, 'y0': x0}"
-            )
-        self.method, self.settings = method, settings
-
-    def init(self, operator: Operator, options: dict[str, Any]) -> Operator:
-        return lx.linearise(operator)
-
-    def compute(self, state: Operator, vector: Any, options: dict[str, Any]) -> tuple[Any, lx.RESULTS, dict[str, Any]]:
-        b, unravel_b = ravel_pytree(vector)
-        unknown = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), state.in_structure())
-        zero, unravel = ravel_pytree(unknown)
-        M: Any = options.get("preconditioner")
-        y0 = options.get("y0")
-        types = jax.tree.map(jax.typeof, unknown)
-        if isinstance(M, Operator):
-            if not _alike(M.in_structure(), unknown) or not _alike(M.out_structure(), unknown):
-                raise ValueError(
-                    f"the preconditioner must take and return vectors like the unknowns, {types}; got one "
-                    f"from {M.in_structure()} to {M.out_structure()}"
-                )
-            M = _flat(lx.linearise(M), unravel, zero.dtype)
-        elif M is not None and not hasattr(M, "__matmul__"):
-            raise TypeError(f"the preconditioner must be an operator of lineax or have @; got {type(M).__name__}")
-        if y0 is not None and not _alike(y0 := jax.tree.map(owned, y0), unknown):
-            raise ValueError(
-                f"y0 must have the structure, shapes and dtypes of the unknowns, {types}; got "
-                f"{jax.tree.map(jax.typeof, y0)}"
-            )
-        A = _flat(state, unravel, zero.dtype, self.method in (direct, solve))
-        if self.method is lsmr and is_function(A):
-            A = A, _flat(lx.conj(state).transpose(), unravel_b, b.dtype)
-        # What is not given is left to the method, which has its own defaults.
-        given = ({} if y0 is None else {"x0": ravel_pytree(y0)[0]}) | ({} if M is None else {"M": M})
-        if refused := given.keys() - inspect.signature(self.method).parameters:
-            option = "preconditioner" if "M" in refused else "y0"
-            raise TypeError(f"{getattr(self.method, '__name__', 'it')} takes no {option}: leave it out of the options")
-        if self.method is direct and is_function(A):
-            raise TypeError("Krylov(direct) needs a SparseOperator, whose entries it factors")
-        sol = self.method(A, b, **given, **self.settings)
-        stats = {"num_steps": sol.n_iterations, "residual_norm": sol.residual_norm, "status": sol.code}
-        stats |= {"max_steps": self.settings.get("maxiter")}  # as lineax's own solvers do
-        if isinstance(sol, LeastSquaresSolution):
-            stats |= {"normal_residual_norm": sol.normal_residual_norm}
-        if sol.norms is not None:
-            stats |= {"history": sol.history}
-        result = lx.RESULTS.breakdown
-        for status, meaning in RESULTS.items():
-            result = lx.RESULTS.where(sol.code == status, meaning, result)
-        return unravel(sol.x.astype(zero.dtype)), result, stats
-
-    def conj(self, state: Operator, options: dict[str, Any]) -> tuple[Operator, dict[str, Any]]:
-        return lx.conj(state), _of_preconditioner(_conj, options)
-
-    def assume_full_rank(self) -> bool:
-        return self.method is not lsmr
-
-
-class Krylov(_Solver):
-    """A method of this package as a solver of lineax, for square operators.
+class Krylov(lx.AbstractLinearSolver):
+    """A method of this package as a solver of lineax, for square operators over pytrees of vectors.
 
     It stops when ‖b − A·x‖₂ ≤ max(rtol·‖b‖₂, atol), by the true residual, over all leaves of b together. `linear_solve`
     takes as `options`, like lineax's CG,
@@ -232,6 +157,9 @@ class Krylov(_Solver):
     "status" the `Status` as a number, more detailed than lineax's result.
     """
 
+    method: Callable[..., Solution] = eqx.field(static=True)
+    settings: dict[str, Any]
+
     def __init__(self, method: Callable[..., Solution] = cg, /, *, max_steps: int | None = None, **settings: Any):
         """Chooses a method.
 
@@ -248,30 +176,86 @@ class Krylov(_Solver):
         if not callable(method):
             near = nearest(str(method).lower(), (*METHODS, "refine", "solve", "direct")) or "cg"
             raise TypeError(f"Krylov takes the function of a method, and no {method!r}: take Krylov({near})")
-        if callable(settings.get("method")):  # refine has a keyword of that name, a string
+        if method is not lsmr and callable(settings.get("method")):  # refine has a keyword of that name, a string
             method = settings.pop("method")
-        super().__init__(method, max_steps, settings)
+        self.method, self.settings = method, settings if max_steps is None else settings | {"maxiter": max_steps}
+        known = [name for name in inspect.signature(method).parameters if name not in NOT_SETTINGS]
+        if unknown := [name for name in self.settings if name not in known]:
+            raise TypeError(
+                f"{_name(method)} has no setting {unknown[0]!r} here; it has {', '.join(known)}. "
+                "M and x0 go to lineax.linear_solve, as options={'preconditioner': M, 'y0': x0}"
+            )
 
     def init(self, operator: Operator, options: dict[str, Any]) -> Operator:
-        if not _alike(operator.in_structure(), operator.out_structure()):
+        if self.method is not lsmr and not _alike(operator.in_structure(), operator.out_structure()):
             raise ValueError(
                 f"Krylov needs b and x of one structure; the operator maps {operator.in_structure()} to "
                 f"{operator.out_structure()}. For least squares take LeastSquares()"
             )
-        return super().init(operator, options)
+        return lx.linearise(operator)
+
+    def compute(self, state: Operator, vector: Any, options: dict[str, Any]) -> tuple[Any, lx.RESULTS, dict[str, Any]]:
+        unknown = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), state.in_structure())
+        (b, unravel_b), (zero, unravel) = map(ravel_pytree, (vector, unknown))
+        types = jax.tree.map(jax.typeof, unknown)
+        A = _flat(state, unravel, zero.dtype, self.method in (direct, solve))
+        if self.method is direct and is_function(A):
+            raise TypeError("Krylov(direct) needs a SparseOperator, whose entries it factors")
+        if self.method is lsmr and is_function(A):
+            A = A, _flat(lx.conj(state).transpose(), unravel_b, b.dtype)
+        M: Any = options.get("preconditioner")
+        given = {}  # what is not given is left to the method, which has its own defaults
+        if isinstance(M, Operator):
+            if not _alike(M.in_structure(), unknown) or not _alike(M.out_structure(), unknown):
+                taken = f"from {M.in_structure()} to {M.out_structure()}"
+                raise ValueError(
+                    f"the preconditioner must take and return vectors like the unknowns, {types}; got {taken}"
+                )
+            given["M"] = _flat(lx.linearise(M), unravel, zero.dtype)
+        elif hasattr(M, "__matmul__"):
+            given["M"] = M
+        elif M is not None:
+            raise TypeError(f"the preconditioner must be an operator of lineax or have @; got {type(M).__name__}")
+        if (y0 := options.get("y0")) is not None:
+            if not _alike(y0 := jax.tree.map(owned, y0), unknown):
+                got = jax.tree.map(jax.typeof, y0)
+                raise ValueError(f"y0 must have the structure, shapes and dtypes of the unknowns, {types}; got {got}")
+            given["x0"] = ravel_pytree(y0)[0]
+        if refused := given.keys() - inspect.signature(self.method).parameters:
+            option = "preconditioner" if "M" in refused else "y0"
+            raise TypeError(f"{_name(self.method)} takes no {option}: leave it out of the options")
+        sol = self.method(A, b, **given, **self.settings)
+        stats = {"num_steps": sol.n_iterations, "residual_norm": sol.residual_norm, "status": sol.code}
+        stats |= {"max_steps": self.settings.get("maxiter")}  # as lineax's own solvers do
+        if isinstance(sol, LeastSquaresSolution):
+            stats |= {"normal_residual_norm": sol.normal_residual_norm}
+        if sol.norms is not None:
+            stats |= {"history": sol.history}
+        result = lx.RESULTS.breakdown
+        for status, meaning in RESULTS.items():
+            result = lx.RESULTS.where(sol.code == status, meaning, result)
+        return unravel(sol.x.astype(zero.dtype)), result, stats
 
     def transpose(self, state: Operator, options: dict[str, Any]) -> tuple[Operator, dict[str, Any]]:
         """The transposed system; the conjugate one, with the faster product, if the method assumes a Hermitian A."""
+        if self.method is lsmr:
+            return state.transpose(), {}
         hermitian = METHODS[self.settings.get("method", "cg")].self_adjoint if self.method is refine else None
         if hermitian or self.method in SELF_ADJOINT:
             return self.conj(state, options)
         return state.transpose(), _of_preconditioner(lambda M: M.T, options)
 
+    def conj(self, state: Operator, options: dict[str, Any]) -> tuple[Operator, dict[str, Any]]:
+        return lx.conj(state), _of_preconditioner(_conj, options)
 
-class LeastSquares(_Solver):
+    def assume_full_rank(self) -> bool:
+        return self.method is not lsmr
+
+
+class LeastSquares(Krylov):
     """`lsmr` as a solver of lineax, for operators of any shape and rank: the shortest least-squares solution.
 
-    It stops as `lsmr` does. `linear_solve` takes the options of `Krylov`; the preconditioner is a positive definite
+    It stops as `lsmr` does, and takes the options of `Krylov`, of which the preconditioner is a positive definite
     approximation of (AᴴA)⁻¹. lineax computes derivatives by solves with A and Aᴴ; the solves with A use the
     preconditioner. Derivatives hold at every rank, for changes that keep the rank.
 
@@ -285,10 +269,11 @@ class LeastSquares(_Solver):
         Raises:
           TypeError: another keyword.
         """
-        super().__init__(lsmr, max_steps, settings)
+        super().__init__(lsmr, max_steps=max_steps, **settings)
 
-    def transpose(self, state: Operator, options: dict[str, Any]) -> tuple[Operator, dict[str, Any]]:
-        return state.transpose(), {}
+
+def _name(f: Any) -> str:
+    return getattr(f, "__name__", str(f))
 
 
 def _flat(operator: Operator, unravel: Callable[[Array], Any], dtype: Any, by_entries: bool = False) -> Any:
@@ -324,7 +309,7 @@ def _alike(a: Any, b: Any) -> bool:
 
 @lx.conj.register(SparseOperator)
 def _(operator: SparseOperator) -> SparseOperator:
-    return operator.with_pattern(SparseOperator(_conj(operator.matrix), operator.tags, dtype=operator.dtype))
+    return operator._with(_conj(operator.matrix), operator.tags)
 
 
 @lx.diagonal.register(SparseOperator)

@@ -302,10 +302,15 @@ def _run(options: Options, system: System, inside: bool, rtol_normal: Any = None
     sound = (state.code == Status.STAGNATION) & (state.s_norm <= state.A_norm * noise)
     x = scaled(state.x, out)
     x, finite = jnp.where(jnp.isfinite(x), x, 0), jnp.all(jnp.isfinite(state.x), axis=0)
+
+    def residuals(_: Any, x: Array) -> tuple[Array, Array]:
+        r = b - A.apply(x)
+        return r, norm(A.adjoint(r))
+
     held = scaled(x, -out)
     # The residual is that of the x returned, where the dtype does not hold all of it.
     differs = jnp.any(held != state.x, axis=0)
-    r, s_norm = once_if(differs, lambda _, v: _residuals(A, b, v), (state.r, state.s_norm), held)
+    r, s_norm = once_if(differs, residuals, (state.r, state.s_norm), held)
     lost = state.A_norm * norm(held - state.x) > jnp.maximum(tolerance, relative * state.r_norm)
     rounded = is_rounding(state.code, state.r_norm, state.A_norm * norm(state.x), b_norm, tolerance)
     causes = (~finite, Status.NON_FINITE), (lost, Status.OUT_OF_RANGE), (rounded, Status.ROUNDED)
@@ -315,12 +320,6 @@ def _run(options: Options, system: System, inside: bool, rtol_normal: Any = None
     norms = jnp.where(state.norms < 0, state.norms, scaled(state.norms, e_b + e_A))
     sound, normal = sound | (code == Status.CONVERGED), scaled(s_norm, e_b + e_A)
     return x, Ending(state.k, scaled(r, e_b), normal, code, norms, sound, consistent)
-
-
-def _residuals(A: Maps, b: Array, x: Array) -> tuple[Array, Array]:
-    """b − A·x, and the norm of Aᴴ times that."""
-    r = b - A.apply(x)
-    return r, norm(A.adjoint(r))
 
 
 def _start(A: Maps, E: Map, N: Map, r: Array, A_norm: Array, s: Array | None) -> Work:

@@ -88,12 +88,7 @@ def plain_sweep(what: Pass, numbers: tuple[Number, ...], vectors: tuple[Array, .
     return sweep_reference(tuple([total(a) if isinstance(a, Parts) else a for a in numbers]), vectors, what)
 
 
-def dot(x: Array, y: Array) -> Number:
-    """Re xᴴ·y, column by column."""
-    return sweep(DOT, (), (x, y))[2][0]
-
-
-DOT = Pass(lambda: (), lambda _, x, y: ((), ((x, y),)))
+DOT = Pass(lambda: (), lambda _, x, y: ((), ((x, y),)))  # Re xᴴ·y, column by column
 
 
 def by_kernel(*vectors: Array) -> bool:

@@ -18,14 +18,11 @@ def diagnosed(judge: Judge, outer: Outer, x: Array, norm: Array) -> Array:
     """The code of a solve that is over at x, with a residual of this norm, by a product or two with A if it failed."""
     if judge.narrow is None and not judge.method.least_squares:
         return outer.code
-
-    def examined(code: Array, x: Array, r: Array) -> Array:
-        return _cause(judge, x, r, norm, outer.last, code)
-
-    return once_if(is_failure(outer.code), examined, outer.code, x, outer.r)
+    cause = functools.partial(_cause, judge, outer.last, norm)
+    return once_if(is_failure(outer.code), cause, outer.code, x, outer.r)
 
 
-def _cause(judge: Judge, x: Array, r: Array, norm: Array, last: Last | None, code: Array) -> Array:
+def _cause(judge: Judge, last: Last | None, norm: Array, code: Array, x: Array, r: Array) -> Array:
     """The code of a failure, by products that tell least squares, and a narrow type, from other causes.
 
     LEAST_SQUARES stays if A·r is about zero, so that ‖r‖ is least with an M, too; else it becomes BREAKDOWN. In a
@@ -33,7 +30,7 @@ def _cause(judge: Judge, x: Array, r: Array, norm: Array, last: Last | None, cod
     PRECISION.
     """
     space, method, narrow, A = judge.space, judge.method, judge.narrow, judge.A
-    wide, eps, A_norm = r.dtype, jnp.finfo(r.dtype).eps, space.length(judge.probe.Av)
+    wide, eps, A_norm = r.dtype, jnp.finfo(r.dtype).eps, space.length(judge.Av)
     rounding = 100 * eps
     if method.least_squares:
         limit = LEAST_SQUARES * jnp.finfo(narrow or wide).eps ** 0.5 * A_norm * space.norm(r)
@@ -44,7 +41,7 @@ def _cause(judge: Judge, x: Array, r: Array, norm: Array, last: Last | None, cod
         return code
     z = judge.M(r.astype(narrow)).astype(wide)
     Az = A(z)
-    rz, pairs = space.dot(r, z), [(judge.probe.v, judge.probe.Av), (z, Az)]
+    rz, pairs = space.dot(r, z), [(judge.v, judge.Av), (z, Az)]
     if last is not None:
         p = last.p.astype(wide)
         pairs.append((p, A(p)))

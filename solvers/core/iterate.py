@@ -166,16 +166,16 @@ def run(space: Space, method: Method, options: Options, system: System) -> tuple
     sized = M is None and method.sums is None
     of_A = space.largest(Av)
     b_norm, tolerance, drop, scale, inverse, size = _numbers(narrow, sized, squared, limits[:4], unit, of_A)
-    probe = stopping.Probe(v, Av, scale, space.dot(inverse * Av, inverse * Av))
+    Av_squared, skew = space.dot(inverse * Av, inverse * Av), None
     if method.least_squares and jnp.iscomplexobj(b):
-        probe = probe._replace(skew=inverse * jnp.abs(space.inner_product(v, Av).imag))
+        skew = inverse * jnp.abs(space.inner_product(v, Av).imag)
     if M is None:
         M = by_norm(size)
     r, x = b, jnp.zeros_like(b)
     if x0 is not None:
         r, x, squared = unless_far(space, A, b, x0, unit, squared)
-    types = options.dtype, options.values
-    judge = stopping.Judge(space, method, *types, A, M, b, unit, b_norm, tolerance, limits.maxiter, probe)
+    of_b, of_A = (A, M, b, unit, b_norm, tolerance, limits.maxiter), (v, Av, scale, Av_squared, skew)
+    judge = stopping.Judge(space, method, options.dtype, options.values, *of_b, *of_A)
     real = jnp.finfo(narrow).dtype
     # A refinement carries narrow vectors only, and computes many true residuals, each of which finds the best x.
     looks = inner is None and (method.iterate is x_of or method.least_squares)

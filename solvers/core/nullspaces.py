@@ -238,8 +238,7 @@ def shortest(sol: Solution, A: Any, b: Array, spaces: Spaces, basis: Basis, limi
     true = space.length(b - (lax.stop_gradient(A) @ still).astype(b.dtype))
     limit = jnp.maximum(limits.rtol * b_norm, limits.atol).astype(true.dtype)
     Ax_norm = jnp.abs(lax.stop_gradient(spaces.shift)) * space.length(still)
-    stagnates = jnp.full_like(code, Status.STAGNATION)
-    is_rounding = stopping.is_rounding(stagnates, true, Ax_norm, b_norm, limit)
+    is_rounding = stopping.within_rounding(true, Ax_norm, b_norm, limit, jnp.finfo(b.dtype).eps)
     missed = stopping.status_of(
         (outer > 10 * jnp.finfo(b.dtype).eps * b_norm, Status.LEAST_SQUARES),
         (is_rounding, Status.ROUNDED),

@@ -5,6 +5,7 @@ a user's shard_map. It waits for a program on a CPU in Python, so that Ctrl-C ra
 """
 
 import contextlib
+import dataclasses
 import functools
 import re
 import signal
@@ -30,8 +31,9 @@ from solvers.core.operators import Function, UserFunction, traced
 SHORTEST, LONGEST, PART = 1e-5, 5e-3, 1 / 50  # seconds of a pause, 0 if it is shorter; its part of the time so far
 
 
-def compiled(f: Callable[..., Any], quick: bool) -> Callable[..., Any]:
-    """f compiled, its first argument static.
+@remembered(PROGRAMS, "programs of solvers")
+def jit(f: Callable[..., Any], quick: bool, *key: Any) -> Callable[..., Any]:
+    """f compiled, its first argument static, for each key anew.
 
     KeyboardInterrupt leaves the program to end in the background. XLA reports the interrupt of a user's callback as an
     error of its own.
@@ -39,6 +41,7 @@ def compiled(f: Callable[..., Any], quick: bool) -> Callable[..., Any]:
     Args:
       quick: take the options of `jax_versions.QUICK_TO_COMPILE`, which only an outermost jit may have.
     """
+    del key
     options = jax_versions.QUICK_TO_COMPILE if quick else None
     program = jax.jit(functools.partial(f), static_argnums=0, compiler_options=options)
 
@@ -105,9 +108,8 @@ def _wait(a: Any) -> None:
     """
     if jax.device_count() > 1 or isinstance(a, Tracer) or next(iter(a.devices())).platform != "cpu":
         return
-    if not a.is_ready() and threading.current_thread() is not threading.main_thread():
-        return
-    if not a.is_ready() and signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    is_main = threading.current_thread() is threading.main_thread()
+    if not a.is_ready() and not (is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler):
         return
     begin = time.perf_counter()
     while not a.is_ready():
@@ -115,8 +117,6 @@ def _wait(a: Any) -> None:
         time.sleep(min(pause, LONGEST) if pause > SHORTEST else 0)
     a.block_until_ready()  # raises the error of a program that failed
 
-
-jit = remembered(PROGRAMS, "programs of solvers")(lambda f, quick, *key: compiled(f, quick))
 
 _calls = False  # whether a solve calls the user now; another one inside such a call must not wait for it
 
@@ -137,23 +137,19 @@ def _calling() -> Iterator[None]:
         BAR.close()
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class Entry:
-    """A solver's body, jitted: `entry(static, maps, basis, v, *others)`."""
+    """A solver's body, jitted: `entry(static, maps, basis, v, *others)`.
 
-    def __init__(
-        self,
-        body: Callable[..., Any],
-        examples: Callable[[Any, Any], tuple[Any, ...]],
-        out: Callable[[Any, Any], Any] = lambda static, v: PartitionSpec(),
-    ):
-        """Makes the jitted function.
+    Attributes:
+      body: (static, maps, basis, v, *others) -> result, for auto mesh axes; it works in the basis.
+      examples: (static, v) -> for each map a vector like those that it takes, with which a function is traced.
+      out: (static, v) -> how the result is sharded over explicit mesh axes, a prefix of PartitionSpecs.
+    """
 
-        Args:
-          body: (static, maps, basis, v, *others) -> result, for auto mesh axes; it works in the basis.
-          examples: (static, v) -> for each map a vector like those that it takes, with which a function is traced.
-          out: (static, v) -> how the result is sharded over explicit mesh axes, a prefix of PartitionSpecs.
-        """
-        self.body, self.examples, self.out = body, examples, out
+    body: Callable[..., Any]
+    examples: Callable[[Any, Any], tuple[Any, ...]]
+    out: Callable[[Any, Any], Any] = lambda static, v: PartitionSpec()
 
     def __call__(
         self,

@@ -138,25 +138,21 @@ class Settings:
     def limits(self, most: int, drop: float = 0.0) -> Limits:
         """The numbers of the stopping rule, where a maxiter of None allows `most` iterations."""
         most, real = min(most, 2**31 - 1), jax.dtypes.canonicalize_dtype(float)
-        longest = most if self.maxiter is None else self.maxiter
-        traced = isinstance(longest, Tracer)
-        longest = arguments.integer(longest, "maxiter") if traced else np.asarray(longest, np.int32)
+        longest = arguments.integer(most if self.maxiter is None else self.maxiter, "maxiter")
         budget = None if self.budget is None else np.asarray(self.budget, np.float32)
-        # NumPy's numbers, which jit takes in the least time: arrays on the device would cost 50 µs.
+        # NumPy's numbers, which jit takes in the least time: an array on the device would cost 50 µs, an operation 10.
         rtol: Any = self.rtol if isinstance(self.rtol, Tracer) else np.asarray(self.rtol, real)
         atol: Any = self.atol if isinstance(self.atol, Tracer) else np.asarray(self.atol, real)
         limits = Limits(rtol, atol, longest, np.asarray(drop, real), budget=budget)  # pyright: ignore[reportArgumentType]
         if isinstance(self.adjoint, str) or _in_preconditioner.get():
             return limits
-        derivative_rtol, derivative_maxiter = self.adjoint.rtol, self.adjoint.maxiter
-        if derivative_rtol is None and not isinstance(rtol, Tracer) and rtol >= arguments.ANY:
-            derivative_rtol = RTOL  # with that of the solve, all derivatives would be 0
-        if derivative_rtol is not None:
-            limits = limits._replace(derivative_rtol=np.asarray(derivative_rtol, real))
-        if derivative_maxiter is None:
-            xp = jnp if traced else np  # an operation on the device would cost 10 µs and more
-            return limits._replace(derivative_maxiter=xp.maximum(longest, most))
-        return limits._replace(derivative_maxiter=np.asarray(derivative_maxiter, np.int32))
+        if (of_derivative := self.adjoint.rtol) is None and not isinstance(rtol, Tracer) and rtol >= arguments.ANY:
+            of_derivative = RTOL  # with that of the solve, all derivatives would be 0
+        if of_derivative is not None:
+            limits = limits._replace(derivative_rtol=np.asarray(of_derivative, real))
+        if self.adjoint.maxiter is not None:
+            return limits._replace(derivative_maxiter=np.asarray(self.adjoint.maxiter, np.int32))
+        return limits._replace(derivative_maxiter=(jnp if isinstance(longest, Tracer) else np).maximum(longest, most))
 
     def of_loop(self, arrays: list[Any], n: int, most: int, drop: float = 0.0) -> tuple[Options, Any, Limits]:
         """The static options of a loop over n unknowns, those of its derivatives, and `limits(most, drop)`.

@@ -5,16 +5,17 @@ import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis, within
-from solvers.core import arguments, nullspaces, precision, unrolled
+from solvers.core import arguments, nullspaces, unrolled
 from solvers.core.iterate import Method, System
 from solvers.core.linear_solve import Solve
-from solvers.core.operators import UserFunction, operator, preconditioner, product_dtype, promoted
+from solvers.core.operators import Function, UserFunction, Wrapped, operator, preconditioner, product_dtype, promoted
 from solvers.core.program import Entry
 from solvers.core.settings import NUMBERS, Adjoint, Settings, as_preconditioner
 from solvers.core.space import outside
@@ -44,8 +45,6 @@ def by_method(
     A = operator(A, n, "A")
     if settings.nullspace is not None or settings.left_nullspace is not None:
         spaces = nullspaces.given(settings, n, ravel, method.self_adjoint)
-    if narrow is not None:
-        precision.check_narrows(A)
     if (basis := A.basis) is not IDENTITY:
         A = A.in_basis
         if settings.callback is not None and basis.devices > 1:
@@ -65,7 +64,7 @@ def by_method(
     arrays = jax.tree.leaves((A, M, b, x0))
     options, adjoint, limits = settings.of_loop(arrays, n, 10 * n, drop)
     if narrow is not None:
-        options = options._replace(values=narrow, dtype=precision.inner_dtype(narrow, dtype))
+        options = options._replace(values=narrow, dtype=_inner_dtype(A, narrow, dtype))
     if adjoint == "unrolled":
         adjoint = unrolled.steps(settings, narrow)
     # JAX differentiates unrolled steps through M, so that M's own solves must be as accurate as any other.
@@ -77,6 +76,33 @@ def by_method(
     static = Solve(method, options, adjoint)
     sol = _solve(static, (A, M), basis, b, x0, limits, spaces, calls=calls, arrays=arrays)
     return sol if ravel is None else dataclasses.replace(sol, x=ravel.pytree(sol.x))
+
+
+def _inner_dtype(A: Any, values: Any, wide: Any) -> Any:
+    """The dtype of the vectors over A with narrow values: float32, or complex64.
+
+    TypeError: A has no values to narrow. ValueError: these are not narrower than `wide`.
+    """
+    if not hasattr(A.A if isinstance(A, Wrapped) else A, "astype"):
+        raise TypeError("A is a function, which has no narrower values; store it as a matrix, or take the method")
+    if jnp.finfo(values).bits >= jnp.finfo(wide).bits:
+        raise ValueError(
+            f"an inner {jnp.dtype(values).name} is not narrower than A and b, which are {jnp.dtype(wide).name}; take a "
+            "narrower one, or float64 for A and b (with jax_enable_x64)"
+        )
+    is_complex = jnp.issubdtype(wide, jnp.complexfloating)
+    if is_complex and jnp.finfo(values).bits < 32:
+        raise ValueError(
+            f"dtype={jnp.dtype(values).name!r} is for real A and b, since no complex dtype is that narrow; use "
+            "dtype='float32', which stores complex64"
+        )
+    return jnp.dtype(jnp.complex64 if is_complex else jnp.float32)
+
+
+def _narrowed(a: Any, dtype: Any) -> Any:
+    """An array of M in a narrow type, if it has floats or complex numbers."""
+    real = jnp.finfo(dtype).dtype
+    return a.astype(dtype if jnp.iscomplexobj(a) else real) if jnp.issubdtype(a.dtype, jnp.inexact) else a
 
 
 def _arguments(given: Any, method: Method, settings: Settings, *narrow: Any) -> dict[str, Any]:
@@ -99,8 +125,9 @@ def _in_basis(
     options, (A, M), inner, narrow = solve.options, maps, None, solve.options.dtype or b.dtype
     b, x0 = basis.enter(b), None if x0 is None else basis.enter(x0)
     if options.values is not None:
-        inner = precision.narrowed(A, options.values, options.dtype)
-        M = precision.cast(M, options.dtype)
+        values = options.dtype if options.values == jnp.float32 else options.values
+        inner = Wrapped(A.A.astype(values)) if isinstance(A, Wrapped) else A.astype(values)
+        M = M if isinstance(M, Function) else jax.tree.map(functools.partial(_narrowed, dtype=options.dtype), M)
     M, singular, rhs = None if M is None else within(M, basis), A, b
     if spaces is not None:
         b, x0 = nullspaces.projected(spaces.L, b), None if x0 is None else nullspaces.projected(spaces.Z, x0)

@@ -100,7 +100,7 @@ class Space:
 
     def part(self, x: Array, y: Array) -> Number:
         """Re xᴴ·y, perhaps still to be added up."""
-        return vectors.dot(x, y) if self._is_whole else self._due(vector_passes.dot(x, y))
+        return self.sweep(vector_passes.DOT, (), (x, y))[2][0]
 
     def _due(self, here: Number) -> Number:
         """A sum over this device's vectors, to be added up over all."""

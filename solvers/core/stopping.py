@@ -164,36 +164,25 @@ def recorded(norms: Any, k: Array, value: Array) -> Any:
     return norms.at[index].set(value.astype(norms.dtype), mode="drop")
 
 
-class Probe(NamedTuple):
-    """A pseudorandom vector v and A·v, which show ‖A‖, and whether A is self-adjoint."""
-
-    v: Array
-    Av: Array
-    scale: Array  # a power of two about the largest |A·v|: the square of scale·x lies in the dtype
-    squared: Array  # ‖A·v / scale‖²
-    skew: Any = None  # |Im vᴴ·A·v| / scale, 0 of a Hermitian A; None where no look asks for it
-
-
 class Judge(NamedTuple):
-    """A·x = b in the scale of the loop, and what a solve of it is judged by.
-
-    Attributes:
-      narrow, values: dtypes of a refinement's inner vectors and matrix; None: no refinement.
-      unit: a power of two; b is the user's over it.
-    """
+    """A·x = b in the scale of the loop, and what a solve of it is judged by."""
 
     space: Space
     method: Any
-    narrow: Any
+    narrow: Any  # dtypes of a refinement's inner vectors and matrix; None: no refinement
     values: Any
     A: Map
     M: Map
     b: Array
-    unit: Array
+    unit: Array  # a power of two; b is the user's over it
     b_norm: Array
     tolerance: Array
     maxiter: Array
-    probe: Probe
+    v: Array  # pseudorandom, of norm about 1: with A·v it shows ‖A‖, and whether A is self-adjoint
+    Av: Array
+    scale: Array  # a power of two about the largest |A·v|: the square of scale·x lies in the dtype
+    squared: Array  # ‖A·v / scale‖²
+    skew: Any  # |Im vᴴ·A·v| / scale, 0 of a Hermitian A; None where no look asks for it
 
 
 def noise(space: Space, like: Array) -> Array:
@@ -201,16 +190,16 @@ def noise(space: Space, like: Array) -> Array:
     return (3 / space.places(like)) ** 0.5 * space.probe(like)
 
 
-def is_stuck(method: Any, now: Now, best: Best) -> Array:
-    """Whether the residual blew up, or found no better x for many steps.
-
-    A method that keeps its direction then ends as WAITING. Least squares, whose recursion falls at every step even
-    while x grows, is then compared with the true residual. Other methods may take any number of steps.
+def is_due(method: Any, now: Now, best: Best) -> Array:
+    """Whether x is to be looked at: where it is better than the best x; for least squares, whose recursion falls at
+    every step even while x grows, after many steps.
     """
-    is_late = now.k >= 2 * best.k + (LOOK if method.least_squares else PATIENCE)
-    if method.least_squares:
-        return is_late
-    return has_blown_up(now, best) | is_late if method.keeps else has_blown_up(now, best)
+    return now.k >= 2 * best.k + LOOK if method.least_squares else now.norm <= BETTER * best.norm
+
+
+def is_stuck(method: Any, now: Now, best: Best) -> Array:
+    """Whether the residual blew up, or found no better x for many steps of a method that keeps its direction."""
+    return has_blown_up(now, best) | (now.k >= 2 * best.k + PATIENCE) if method.keeps else has_blown_up(now, best)
 
 
 def has_blown_up(now: Now, best: Best) -> Array:
@@ -220,22 +209,18 @@ def has_blown_up(now: Now, best: Best) -> Array:
 
 @functools.partial(one_kernel, statics=1)
 def until_look(method: Any, now: Now, best: Best) -> Array:
-    """Whether some column goes on, and none is due for a look: at a better x, or if it is stuck."""
-    stuck = is_stuck(method, now, best)
-    if method.least_squares:
-        lives, is_due = now.active, stuck
-    else:
-        lives, is_due = now.active & ~stuck, now.norm <= BETTER * best.norm
-    return anyone(lives) & ~anyone(lives & is_due)
+    """Whether some column goes on, and none of these is due for a look."""
+    lives = now.active if method.least_squares else now.active & ~is_stuck(method, now, best)
+    return anyone(lives) & ~anyone(lives & is_due(method, now, best))
 
 
 def looked(judge: Judge, loop: Loop, x: Array, now: Now) -> Loop:
     """The loop at x with its best x, and with the reason as its code if the method ends without a code of its own."""
     norm, best = loop.norm, loop.best._replace(x=None)
     if judge.method.least_squares:
-        seen = now.active & is_stuck(judge.method, now, best)
+        seen = now.active & is_due(judge.method, now, best)
         norm = once_if(seen, lambda _, x: judge.space.norm(judge.b - judge.A(x)), norm, x)
-    skew = None if judge.probe.skew is None else (judge.probe.skew, judge.probe.squared)
+    skew = None if judge.skew is None else (judge.skew, judge.squared)
     is_better, best, code, runs = _after_look(judge.method, now, best, norm, skew)
     x = jnp.where(is_better, x, loop.best.x)
     return loop._replace(best=best._replace(x=x), code=code, runs=runs)
@@ -245,15 +230,14 @@ def looked(judge: Judge, loop: Loop, x: Array, now: Now) -> Loop:
 def _after_look(method: Any, now: Now, best: Best, norm: Array, skew: Any) -> tuple[Array, Best, Array, Array]:
     """Whether x, of this residual norm, is better than the best x; the better one; the code; whether that runs."""
     reason = jnp.where(has_blown_up(now, best), jnp.int32(Status.DIVERGED), jnp.int32(WAITING))
+    is_better = is_new = is_due(method, now, best)
     if method.least_squares:
-        is_new = now.active & is_stuck(method, now, best)
+        is_new &= now.active
         is_better = is_new & (norm < best.norm)
         # The recursion is wrong, or the residual grows, which with a symmetric A only an M can cause.
         ends = is_new & ~(norm <= 2 * jnp.minimum(now.norm, best.norm))
         if skew is not None:
             ends |= is_new & (norm > 0.5 * best.norm) & (skew[0] > 100 * jnp.finfo(norm.dtype).eps * jnp.sqrt(skew[1]))
-    else:
-        is_better = is_new = norm <= BETTER * best.norm
     best = Best(None, jnp.where(is_better, norm, best.norm), jnp.where(is_new, now.k, best.k))
     if not method.least_squares:
         ends = is_stuck(method, now, best)
@@ -268,19 +252,18 @@ def judged(judge: Judge, x: Array, loop: Loop, outer: Outer, before: Array, is_n
       loop, outer: how the method ended, and from where it started, with a residual of norm `before`.
       is_new: whether x is not the best x, judged after a failure at that of `outer`.
     """
-    unscaled, scaled, probe, p = x, x * judge.unit, judge.probe, loop.work.p if judge.method.keeps else None
+    unscaled, scaled, scale, p = x, x * judge.unit, judge.scale, loop.work.p if judge.method.keeps else None
     x = jnp.where(jnp.isfinite(scaled), scaled, 0) / judge.unit
     Ax = judge.A(x)
     r = judge.b - Ax
-    scale = probe.scale  # which keeps A·x in range
     refines = judge.narrow is not None
     pairs = {"r": (r, r), "x": (scale * x,) * 2, "lost": (scale * (unscaled - x),) * 2}
     if p is not None:
         pairs["along"] = r, p
     if judge.method.self_adjoint:
-        pairs |= {"vAx": (probe.v, Ax), "Avx": (probe.Av, x)}  # equal if A is self-adjoint
+        pairs |= {"vAx": (judge.v, Ax), "Avx": (judge.Av, x)}  # equal if A is self-adjoint
     sums = dict(zip(pairs, judge.space.sum(*itertools.starmap(inner_product, pairs.values())), strict=True))
-    limits = judge.b_norm, judge.tolerance, judge.maxiter, probe.squared
+    limits = judge.b_norm, judge.tolerance, judge.maxiter, judge.squared
     now, best = Now(loop.k, loop.norm, loop.code), loop.best._replace(x=None)
     start = before, outer.k, is_new
     takes, best, code, along, Ax_norm, phase = _verdict(judge.method, refines, sums, limits, now, best, start)

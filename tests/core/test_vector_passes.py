@@ -7,7 +7,7 @@ import pytest
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt.core import vector_passes
-from jaxsparse_fmt.core.vector_passes import Pass, dot, sweep, total
+from jaxsparse_fmt.core.vector_passes import DOT, Pass, sweep, total
 from jaxsparse_fmt.kernels import vector_pass
 from tests.lowering import SIGNATURES, lowered
 from tests.marks import few
@@ -17,6 +17,10 @@ DOTTED = [layout for layout in FIRST_LAYOUTS if layout.format in ("csr", "ell", 
 
 SQUARES = Pass(tuple, lambda _, y, w: ((), ((y, y), (w, w))))
 AXPY = Pass(lambda a: (2 * a,), lambda s, x, y: ((x + s[0] * y,), ((x, y),)))
+
+
+def dot(x, y):
+    return sweep(DOT, (), (x, y))[2][0]
 
 
 def both(f, *args):

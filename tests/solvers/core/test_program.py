@@ -160,14 +160,14 @@ def test_xla_computes_no_norm_of_a_right_hand_side_in_a_closure():
 
 def test_does_jaxlib_have_the_options_of_quick_compiling(compiled):
     x, before = jnp.float32(3), compiled()
-    program.compiled(lambda scale, x: scale * x, quick=True)(5, x)
+    program.jit(lambda scale, x: scale * x, True)(5, x)
     assert compiled() - before == 1  # another program would follow one that is refused
 
 
 def test_are_errors_of_a_compiled_program_raised(monkeypatch):
     monkeypatch.setattr(jax_versions, "QUICK_TO_COMPILE", {"xla_gpu_experimental_enable_fusion_autotuner": "a word"})
     with pytest.raises(jax.errors.JaxRuntimeError, match="bool"):
-        program.compiled(lambda scale, x: scale * x, quick=True)(2, jnp.float32(3))
+        program.jit(lambda scale, x: scale * x, True)(2, jnp.float32(3))
 
 
 def test_may_the_first_use_of_a_solver_be_inside_jit():
