@@ -25,7 +25,7 @@ from solvers.core.scaling import Map, Product
 from solvers.core.settings import Keywords, Settings, solver
 from solvers.core.solve import by_method
 from solvers.core.space import Space
-from solvers.core.stopping import RESTART, RUNNING, Last, Now
+from solvers.core.stopping import RESTART, RUNNING, Now
 from solvers.core.vectors import ratio, root
 from solvers.solution import Solution, Status
 
@@ -139,7 +139,7 @@ def cg(
     return by_method(ONE_REDUCTION if one_reduction else METHOD, A, b, x0, Settings(**settings))
 
 
-def start(space: Space, A: Map, M: Map, r: Array, squared: Array, last: Last | None, z: Array | None = None) -> Work:
+def start(space: Space, A: Map, M: Map, r: Array, squared: Array, last: Any, z: Array | None = None) -> Work:
     """The first vectors, for z = M·r. The direction is the last one with its part along z replaced: so rᵀ·p = rᵀ·M·r.
 
     This is a reliable update (Clark et al. 2010, §5): a restart from M·r would lose the conjugacy to earlier directions
@@ -148,8 +148,9 @@ def start(space: Space, A: Map, M: Map, r: Array, squared: Array, last: Last | N
     z = M(r) if z is None else z
     gamma, p = squared if z is r else space.dot(r, z), z
     if last is not None:
-        rest, is_kept = _rest(gamma, last.along)
-        p = jnp.where(is_kept, last.p + rest.astype(r.dtype) * z, z)
+        direction, along = last
+        rest, is_kept = _rest(gamma, along)
+        p = jnp.where(is_kept, direction + rest.astype(r.dtype) * z, z)
     return Work(jnp.zeros_like(r), r, p, gamma, jnp.zeros_like(gamma))
 
 
@@ -159,7 +160,7 @@ def _rest(gamma: Array, along: Array) -> tuple[Array, Array]:
 
 
 def start_predicting(
-    space: Space, A: Map, M: Map, r: Array, squared: Array, last: Last | None, always: bool = False
+    space: Space, A: Map, M: Map, r: Array, squared: Array, last: Any, always: bool = False
 ) -> Work | Predicting:
     """As `start`; or the vectors of `step_predicting`, by one more product and pass, if its steps cost no more.
 

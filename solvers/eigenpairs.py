@@ -115,7 +115,7 @@ def basis_sizes(ncv: int | None, k: int, n: int) -> tuple[int, int]:
 
 
 def limits(tol: Any, maxiter: Any) -> Limits:
-    return Limits(arguments.tolerance(tol, "tol"), arguments.maxiter(maxiter, MAXITER, 1))
+    return Limits(arguments.tolerance(tol, "tol"), arguments.maxiter(maxiter, MAXITER))
 
 
 def eigenproblem(

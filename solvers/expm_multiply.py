@@ -98,7 +98,7 @@ def expm_multiply(A: Any, v: Any, t: Any = 1.0, *, maxiter: int | None = None) -
     dtype = jnp.result_type(operators.product_dtype(A, v, "A"), v.dtype, kind)
     v = A.basis.accept(v).astype(dtype)
     t = t.astype(dtype if jnp.iscomplexobj(t) else jnp.finfo(dtype).dtype)
-    return _solve(None, (A.in_basis,), A.basis, v, t, arguments.maxiter(maxiter, MAXITER, 1))
+    return _solve(None, (A.in_basis,), A.basis, v, t, arguments.maxiter(maxiter, MAXITER))
 
 
 def _in_basis(_: None, maps: tuple[Any], basis: Basis, v: Array, t: Array, maxiter: Array) -> FunctionSolution:

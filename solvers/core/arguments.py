@@ -31,6 +31,7 @@ Result = TypeVar("Result")
 ELSEWHERE = {"tol": "rtol", "max_steps": "maxiter", "preconditioner": "M", "y0": "x0"}
 # What infinity stands for: float32 holds it, and its product with ‖b‖ = 0 is 0, where that of infinity is NaN.
 ANY = 2.0**126
+MAX_HISTORY = 10_000  # iterations whose norms `history=True` keeps
 
 
 def door(f: Callable[Parameters, Result], signature: inspect.Signature | None = None) -> Callable[Parameters, Result]:
@@ -124,12 +125,10 @@ def ravel(b: Any, A: Any) -> Ravel | None:
 
     ValueError: b is empty, or its systems are rows. TypeError: it is sparse, or a pytree while A is not a function.
     """
-    leaves, is_array, of_function = [b], isinstance(b, jax.Array | np.ndarray), is_function(A)
-    if not is_array:
-        if is_sparse(b):
-            raise TypeError(f"b is a sparse {type(b).__name__}, and a right-hand side is dense; pass b.todense()")
-        leaves = jax.tree.leaves(b)
-        is_array = _is_array(b, leaves)
+    if is_sparse(b):
+        raise TypeError(f"b is a sparse {type(b).__name__}, and a right-hand side is dense; pass b.todense()")
+    leaves, of_function = jax.tree.leaves(b), is_function(A)
+    is_array = _is_array(b, leaves)
     shape = np.shape(b) if is_array else ()
     if len(shape) == 2 and shape[0] != shape[1] and getattr(A, "shape", None) == (shape[1], shape[1]):
         raise ValueError(f"b has shape {shape}; several right-hand sides are columns, ({shape[1]}, k): pass b.T")
@@ -141,13 +140,6 @@ def ravel(b: Any, A: Any) -> Ravel | None:
         return None
     dtypes = tuple(floating_dtype(jnp.result_type(leaf), "b") for leaf in leaves)
     return Ravel(jax.tree.structure(b), tuple(map(np.shape, leaves)), dtypes if len(set(dtypes)) > 1 else ())
-
-
-def right_side(b: Any, A: Any) -> tuple[Array, Ravel | None]:
-    """b as a vector [n], or columns [n, k] of a matrix A, and as `ravel`, if b is a single unknown of another shape."""
-    is_vector = isinstance(b, jax.Array) and b.ndim == 1 and b.size > 0
-    found = None if is_vector else ravel(b, A)
-    return (vectors(b, "b"), None) if found is None else (found.vector(b, "b"), found)
 
 
 def _is_array(a: Any, leaves: list[Any]) -> bool:
@@ -248,18 +240,16 @@ def int_at_least(value: Any, name: str, least: int) -> int:
     return min(whole_number(name, value, least), 2**31 - 1)
 
 
-def integer(value: Any, name: str) -> Any:
-    """`value` in 32 bits, traced or a NumPy scalar."""
+def maxiter(value: Any, otherwise: int) -> Any:
+    """A limit of iterations, from 1 up, in 32 bits, traced or a NumPy scalar; `otherwise` for None."""
     if isinstance(value, Tracer):
-        _check_traced(value, name, np.integer)
-        return jnp.asarray(value, jnp.int32)
-    return np.asarray(value, np.int32)
+        return traced_maxiter(value)
+    return np.asarray(int_at_least(otherwise if value is None else value, "maxiter", 1), np.int32)
 
 
-def maxiter(value: Any, otherwise: int, least: int = 0) -> Any:
-    """A limit of iterations in 32 bits, traced or a NumPy scalar; `otherwise` for None."""
-    value = otherwise if value is None else value
-    return integer(value if isinstance(value, Tracer) else int_at_least(value, "maxiter", least), "maxiter")
+def traced_maxiter(value: Tracer) -> Array:
+    _check_traced(value, "maxiter", np.integer)
+    return jnp.asarray(value, jnp.int32)
 
 
 def history(value: Any) -> bool | int:
@@ -267,10 +257,10 @@ def history(value: Any) -> bool | int:
     return bool(value) if isinstance(value, (bool, np.bool_)) else int_at_least(value, "history", 0)
 
 
-def history_length(history: bool | int, maxiter: int, longest: int) -> int:
-    """The number of residual norms to keep, that of the start included: 0 for False, at most `longest` + 1 for True."""
+def history_length(history: bool | int, maxiter: Any) -> int:
+    """The number of residual norms to keep, that of the start included; 0 for False, at most MAX_HISTORY for True."""
     if isinstance(history, bool):
-        return min(maxiter, longest) + 1 if history else 0
+        return (MAX_HISTORY if isinstance(maxiter, Tracer) else min(int(maxiter), MAX_HISTORY)) + 1 if history else 0
     check_free_memory(
         8 * (history + 1), f"history={history}", "keep fewer norms, or pass progress= to see them", memory.free
     )

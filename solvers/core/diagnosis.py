@@ -1,11 +1,12 @@
 """The cause of a failed solve: found after the loop, once, by a product or two with A."""
 
 import functools
+from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
 
-from solvers.core.stopping import MOST, Judge, Last, Outer, is_failure
+from solvers.core.stopping import MOST, Judge, Outer, is_failure
 from solvers.core.vectors import once_if, ratio
 from solvers.solution import Status
 
@@ -22,7 +23,7 @@ def diagnosed(judge: Judge, outer: Outer, x: Array, norm: Array) -> Array:
     return once_if(is_failure(outer.code), cause, outer.code, x, outer.r)
 
 
-def _cause(judge: Judge, last: Last | None, norm: Array, code: Array, x: Array, r: Array) -> Array:
+def _cause(judge: Judge, last: Any, norm: Array, code: Array, x: Array, r: Array) -> Array:
     """The code of a failure, by products that tell least squares, and a narrow type, from other causes.
 
     LEAST_SQUARES stays if A·r is about zero, so that ‖r‖ is least with an M, too; else it becomes BREAKDOWN. In a
@@ -43,7 +44,7 @@ def _cause(judge: Judge, last: Last | None, norm: Array, code: Array, x: Array, 
     Az = A(z)
     rz, pairs = space.dot(r, z), [(judge.v, judge.Av), (z, Az)]
     if last is not None:
-        p = last.p.astype(wide)
+        p = last[0].astype(wide)
         pairs.append((p, A(p)))
     # Of a direction that a narrow type sees clearly the sign is no rounding error.
     v, Av = pairs[-1]

@@ -26,7 +26,7 @@ from solvers.core import stopping
 from solvers.core.diagnosis import diagnosed
 from solvers.core.scaling import Map, exponent_of, power_of_two, unit_of
 from solvers.core.space import Space
-from solvers.core.stopping import OVER, RUNNING, Best, End, Last, Limits, Loop, Now, Outer, is_taken, recorded
+from solvers.core.stopping import OVER, RUNNING, Best, End, Limits, Loop, Now, Outer, is_taken, recorded
 from solvers.core.vectors import anyone, dot
 from solvers.solution import Status
 
@@ -44,8 +44,8 @@ class Method(NamedTuple):
     """A Krylov method: static and hashable.
 
     Attributes:
-      start: (space, A, M, r, squared, last) -> work, with ‖r‖². `last` is a `Last` if the method `keeps` its direction,
-        else None. The `Space` computes every sum over a vector: the vectors may be one device's pieces.
+      start: (space, A, M, r, squared, last) -> work, with ‖r‖². `last` is `Outer.last`; None unless the method `keeps`
+        its direction. The `Space` computes every sum over a vector: the vectors may be one device's pieces.
       step: (space, A, M, work, now) -> (work, now.after(residual norm, code)). The code is RUNNING; FULL for the last
         step before a restart; or RESTART or a Status for a step that must not be taken. Then, and in columns that are
         not active, the work must not change (`holding` sees to that). These codes may depend only on scalars of the old
@@ -146,14 +146,6 @@ class System(NamedTuple):
     failed: Any = None
 
 
-class Pace(NamedTuple):
-    """How fast a solve with a `budget` falls: its smallest norm so far, and the same as it was after `k` steps."""
-
-    k: Array
-    norm: Array
-    least: Array
-
-
 def run(space: Space, method: Method, options: Options, system: System) -> tuple[Array, End]:
     """x with A·x = b, finite, and how the solve ended. Inside, b is scaled by a power of two."""
     A, M, b, x0, limits, inner, basis, _ = system
@@ -236,8 +228,8 @@ def run(space: Space, method: Method, options: Options, system: System) -> tuple
 
     norm, k = b_norm if x0 is None else jnp.sqrt(squared), jnp.zeros(b_norm.shape, jnp.int32)
     norms = jnp.full((options.history_length, *k.shape), -1, norm.dtype) if options.history_length else None
-    last = Last(jnp.zeros_like(r, narrow), jnp.full_like(norm, jnp.inf)) if method.keeps else None
-    pace = None if budget is None else Pace(k, norm.astype(real), norm.astype(real))
+    last = (jnp.zeros_like(r, narrow), jnp.full_like(norm, jnp.inf)) if method.keeps else None
+    pace = None if budget is None else (k, norm.astype(real), norm.astype(real))
     Ax_norm, best, phase = jnp.zeros_like(norm), Best(x, norm, k), jnp.full_like(k, stopping.STEPPING)
     norms, code = recorded(norms, k, norm), jnp.full_like(k, RUNNING)
     outer = Outer(x, r, squared, k, code, norms, last, best, Ax_norm, pace, phase)
@@ -332,11 +324,12 @@ def steps(
 
 
 def paced(loop: Loop, active: Array, tolerance: Array, budget: Array) -> Loop:
-    """The loop with its pace; MAXITER in all columns if one of them would take more than `budget` further steps.
+    """The loop with its pace (k, the norm after k steps, the least norm); MAXITER in all columns if one is too slow.
 
-    The rate is that of the last half of all steps, first after budget / 2 steps and then whenever their number has
-    doubled. So a solve that does not fall wastes half of what the other way costs, and one that is predicted to end
-    within the budget goes on. At first twice the budget is allowed, since Krylov methods get faster.
+    One is if it would take more than `budget` further steps. The rate is that of the last half of all steps, first
+    after budget / 2 steps and then whenever their number has doubled. So a solve that does not fall wastes half of what
+    the other way costs, and one that is predicted to end within the budget goes on. At first twice the budget is
+    allowed, since Krylov methods get faster.
     """
     k, norm, least = loop.pace
     least = jnp.where(loop.norm < least, loop.norm, least)
@@ -344,7 +337,7 @@ def paced(loop: Loop, active: Array, tolerance: Array, budget: Array) -> Loop:
     fall, rest = jnp.log(norm / least), jnp.log(least / tolerance)
     allowed = jnp.where(loop.k < budget, 2, 1) * budget
     is_slow = due & (loop.k >= budget / 2) & ~(rest * (loop.k - k) <= allowed * fall)
-    pace = Pace(jnp.where(due, loop.k, k), jnp.where(due, least, norm), least)
+    pace = jnp.where(due, loop.k, k), jnp.where(due, least, norm), least
     return loop._replace(code=jnp.where(active & anyone(is_slow), jnp.int32(Status.MAXITER), loop.code), pace=pace)
 
 

@@ -205,10 +205,9 @@ def operator(A: Any, n: int, name: str) -> Operator:
 
     ValueError: not square, or not of b's size. TypeError: neither a function nor anything with a shape and `@`.
     """
-    is_operator = isinstance(A, Operator)
-    if is_operator and (isinstance(A, UserFunction) or A.shape == (n, n)):
+    if isinstance(A, UserFunction) or (isinstance(A, Operator) and A.shape == (n, n)):
         return A
-    if not is_operator and (is_function(A) or getattr(A, "shape", None) is None):
+    if is_function(A) or getattr(A, "shape", None) is None:
         if not callable(A):
             got = repr(A) if isinstance(A, str) else type(A).__name__
             cure = f"; {call_for(A)}" if isinstance(A, str) and name == "M" else ""

@@ -28,8 +28,6 @@ STEPS_PER_CHECK_DEFAULT = 10
 STEPS_PER_CHECK_SMALL, SMALL = 40, 250_000  # unknowns, whose steps take less than 10 µs
 NUMBERS = ("rtol", "atol", "maxiter", "history", "check_every")
 RTOL = 1e-6  # if none is given
-# Iterations that `history=True` records.
-MAX_HISTORY = 10_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +136,9 @@ class Settings:
     def limits(self, most: int, drop: float = 0.0) -> Limits:
         """The numbers of the stopping rule, where a maxiter of None allows `most` iterations."""
         most, real = min(most, 2**31 - 1), jax.dtypes.canonicalize_dtype(float)
-        longest = arguments.integer(most if self.maxiter is None else self.maxiter, "maxiter")
+        longest = most if self.maxiter is None else self.maxiter
+        traced = isinstance(longest, Tracer)
+        longest = arguments.traced_maxiter(longest) if traced else np.asarray(longest, np.int32)
         budget = None if self.budget is None else np.asarray(self.budget, np.float32)
         # NumPy's numbers, which jit takes in the least time: an array on the device would cost 50 µs, an operation 10.
         rtol: Any = self.rtol if isinstance(self.rtol, Tracer) else np.asarray(self.rtol, real)
@@ -152,7 +152,7 @@ class Settings:
             limits = limits._replace(derivative_rtol=np.asarray(of_derivative, real))
         if self.adjoint.maxiter is not None:
             return limits._replace(derivative_maxiter=np.asarray(self.adjoint.maxiter, np.int32))
-        return limits._replace(derivative_maxiter=(jnp if isinstance(longest, Tracer) else np).maximum(longest, most))
+        return limits._replace(derivative_maxiter=(jnp if traced else np).maximum(longest, most))
 
     def of_loop(self, arrays: list[Any], n: int, most: int, drop: float = 0.0) -> tuple[Options, Any, Limits]:
         """The static options of a loop over n unknowns, those of its derivatives, and `limits(most, drop)`.
@@ -164,8 +164,7 @@ class Settings:
         if every is None:
             every = steps_per_check(n, arguments.memory.device(arrays).platform, self.M, drop > 0)
         if self.history is not False:
-            longest = MAX_HISTORY if isinstance(limits.maxiter, Tracer) else int(limits.maxiter)
-            history = arguments.history_length(self.history, longest, MAX_HISTORY)
+            history = arguments.history_length(self.history, limits.maxiter)
         if isinstance(adjoint, Adjoint) and (adjoint is not Settings.adjoint or _in_preconditioner.get()):
             # Its numbers are limits, and derivatives alone call a report: no other program keeps what that holds.
             report = adjoint.report if jax_versions.is_traced_here() else None

@@ -33,7 +33,8 @@ def by_method(
       drop: the factor by which the residual of a refinement falls until the true one is computed.
     """
     given, M = (b, x0), settings.M
-    b, ravel = arguments.right_side(b, A)
+    ravel = None if isinstance(b, jax.Array) and b.ndim == 1 and b.size else arguments.ravel(b, A)
+    b = arguments.vectors(b, "b") if ravel is None else ravel.vector(b, "b")
     if ravel is not None:
         x0 = None if x0 is None else ravel.vector(x0, "x0")
         A, M = ravel.function(A, "A"), ravel.function(M, "M")

@@ -65,13 +65,6 @@ class Best(NamedTuple):
     k: Array  # iterations when it was found, or when the solve last waited
 
 
-class Last(NamedTuple):
-    """The last direction of a method that keeps it."""
-
-    p: Array  # [n]
-    along: Array  # Re rᴴ·p, with the true residual; ∞ if the direction is not to be kept
-
-
 class Loop(NamedTuple):
     """A method between two true residuals."""
 
@@ -82,7 +75,7 @@ class Loop(NamedTuple):
     norms: Any  # [history_length], by column too; None without history
     runs: Any = None  # whether it is RUNNING, if a look decides that
     best: Any = None
-    pace: Any = None  # a `Pace`, if there is a budget
+    pace: Any = None  # if there is a budget, (k, the norm after k steps, the least norm)
 
 
 class Outer(NamedTuple):
@@ -98,7 +91,7 @@ class Outer(NamedTuple):
     k: Array
     code: Array  # RUNNING, or how it ended
     norms: Any
-    last: Any  # a `Last`, if the method keeps its direction
+    last: Any  # if the method keeps its direction: p, and Re rᴴ·p, or ∞ if that is not to be kept
     best: Best
     Ax_norm: Array  # ‖A‖·‖x‖ from below
     pace: Any
@@ -269,8 +262,8 @@ def judged(judge: Judge, x: Array, loop: Loop, outer: Outer, before: Array, is_n
     takes, best, code, along, Ax_norm, phase = _verdict(judge.method, refines, sums, limits, now, best, start)
     best = best._replace(x=jnp.where(takes, jnp.where(is_new, x, outer.x), loop.best.x))
     if p is not None and refines:
-        p = jnp.where(is_new, p, outer.last.p)  # at which the method failed
-    last = None if p is None else Last(p, along)
+        p = jnp.where(is_new, p, outer.last[0])  # at which the method failed
+    last = None if p is None else (p, along)
     return Outer(x, r, sums["r"].real, loop.k, code, loop.norms, last, best, Ax_norm, loop.pace, phase)
 
 
