@@ -314,22 +314,15 @@ def _(operator: SparseOperator) -> SparseOperator:
 
 @lx.diagonal.register(SparseOperator)
 def _(operator: SparseOperator) -> Array:
-    A = operator.matrix
-    return (A.diagonal() if hasattr(A, "diagonal") else jnp.diagonal(operator.as_matrix())).astype(operator.dtype)
+    return _diagonals(operator, 0)[0]
 
 
 @lx.tridiagonal.register(SparseOperator)
-def _(operator: SparseOperator) -> tuple[Array, Array, Array]:
-    A, n = operator.matrix, operator.in_size() - 1
-    if is_transpose(A):
-        main, below, above = lx.tridiagonal(SparseOperator(A.T, dtype=operator.dtype))
-        return main, above, below
-    if not has_entries(A):
-        return lx.tridiagonal(lx.MatrixLinearOperator(operator.as_matrix()))
-    row, col, _, value = A.entries()
+def _(operator: SparseOperator) -> tuple[Array, ...]:
+    return _diagonals(operator, 0, -1, 1)
 
-    def diagonal(offset: int) -> Array:
-        place = jnp.where(col - row == offset, jnp.minimum(row, col), n)  # padding, in column n + 1, drops out
-        return jnp.zeros(n, operator.dtype).at[place].add(value.astype(operator.dtype), mode="drop")
 
-    return lx.diagonal(operator), diagonal(-1), diagonal(1)
+def _diagonals(operator: SparseOperator, *offsets: int) -> tuple[Array, ...]:
+    A = operator.matrix
+    A = A if has_entries(A) or is_transpose(A) else operator.as_matrix()
+    return tuple([A.diagonal(k).astype(operator.dtype) for k in offsets])
