@@ -11,9 +11,10 @@ import numpy as np
 
 from jaxsparse_fmt._tracing import concrete, is_traced
 from jaxsparse_fmt.convert import from_dense
+from jaxsparse_fmt.core.entry_index import index_arrays
 from jaxsparse_fmt.core.kept import Kept, lasts
 from jaxsparse_fmt.core.matrix import SparseMatrix
-from jaxsparse_fmt.core.scipy_names import ScipyNames
+from jaxsparse_fmt.core.scipy_names import OnOneDevice, ScipyNames
 from jaxsparse_fmt.core.transposed import Transposed
 from solvers.batched import STEPS
 from solvers.core import arguments
@@ -196,10 +197,16 @@ class Success:
         return self.values() is values and lasts(values)
 
 
-def recalled(leaves: list[Any], tree: Any, of_values: bool = False) -> Success | None:
+def recalled(A: Any, of_values: bool = False) -> Success | None:
     """What solved a system with this pattern, or with these very values."""
-    found = _successes.find(_key(tree), leaves[1:] or leaves)
+    leaves, tree = jax.tree.flatten(A)
+    found = _successes.find(_key(tree), _of_pattern(A, leaves))
     return None if of_values and found is not None and not found.has(leaves[0]) else found
+
+
+def _of_pattern(A: Any, leaves: list[Any]) -> list[Any]:
+    """The arrays of A's pattern; a dense A."""
+    return index_arrays(A) if isinstance(A, OnOneDevice) else leaves[1:] or leaves
 
 
 def _key(tree: Any) -> Any:
@@ -219,7 +226,7 @@ class Memory:
     def __init__(self, A: Any, b: Any, asked: Settings, settings: Settings):
         self.A, self.b, self.asked, self.settings = A, b, asked, settings
         self.leaves, self.tree = jax.tree.flatten(A)
-        self.found = recalled(self.leaves, self.tree)
+        self.found = recalled(A)
 
     @property
     def order(self) -> tuple[Any, ...]:
@@ -259,7 +266,7 @@ class Memory:
             limits = self.settings.limits(STEPS)
         values = weakref.ref(self.leaves[0])
         kept = Success(order, M, values, asked, limits, dtype)
-        _successes.keep(_key(self.tree), self.leaves[1:] or self.leaves, kept)
+        _successes.keep(_key(self.tree), _of_pattern(self.A, self.leaves), kept)
         return size
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import scipy
 
 from jaxsparse_fmt._tracing import concrete
+from jaxsparse_fmt.core.entry_index import index_arrays
 from jaxsparse_fmt.core.kept import Kept
 from jaxsparse_fmt.kernels.cpu import elimination
 from jaxsparse_fmt.kernels.cpu.over_rows import over_rows
@@ -395,7 +396,7 @@ def hosted(A: Any) -> Host:
 
     def made() -> Host:
         with concrete():
-            return Host(A.to_scipy(), _patterns.get(tree, arrays[1:], dict))
+            return Host(A.to_scipy(), _patterns.get(tree, index_arrays(A), dict))
 
     arrays, tree = jax.tree.flatten(A)
     return _hosts.get(tree, arrays, made)

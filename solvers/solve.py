@@ -158,7 +158,7 @@ def _of_finite_columns(wrong: Any, A: Any, b: Any, x0: Any, settings: Settings, 
 
 def _again(A: Any, b: Any, settings: Settings) -> Solution | None:
     """The solution by the factors that an earlier call with these settings kept; None: there are none, or they fail."""
-    found: Success | None = recalled(*jax.tree.flatten(A), of_values=True)
+    found: Success | None = recalled(A, of_values=True)
     if found is None or found.asked is None or not is_plain(settings):
         return None
     if not isinstance(b, (np.ndarray, jax.Array)) or isinstance(b, Tracer) or found.asked != (settings, b.dtype):

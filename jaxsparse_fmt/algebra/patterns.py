@@ -16,6 +16,7 @@ from jaxsparse_fmt._dtypes import index_dtype
 from jaxsparse_fmt._tracing import concrete, is_traced
 from jaxsparse_fmt._types import Array, Csr, CsrArrays, Target
 from jaxsparse_fmt.algebra import by_scipy, on_device
+from jaxsparse_fmt.core import entry_index
 from jaxsparse_fmt.core.entry_index import at_hand, sorted_on_host
 from jaxsparse_fmt.core.faces import Absent
 from jaxsparse_fmt.core.kept import Kept
@@ -47,7 +48,7 @@ def lie_on_device(*operands: Any) -> bool:
 
 def index_arrays(*operands: Any) -> list[Any]:
     """The arrays of the operands' patterns, whose identities distinguish patterns."""
-    return [a for A in operands for a in jax.tree.leaves(A._stored) if a is not A._stored.values]
+    return [a for A in operands for a in entry_index.index_arrays(A)]
 
 
 def are_same(A: Any, B: Any) -> bool:

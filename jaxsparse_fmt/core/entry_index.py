@@ -71,11 +71,19 @@ def put(a: np.ndarray, like: Array) -> Array:
         return jax.device_put(a, like.sharding if like.committed else None)
 
 
+def index_arrays(A: Any) -> list[Any]:
+    """The arrays of A's pattern, whose identities distinguish patterns: without `values`, and without the `start` of
+    diagonals, which new values may change.
+    """
+    stored = A._stored
+    return [a for a in jax.tree.leaves(stored) if a is not stored.values and a is not vars(stored).get("start")]
+
+
 def _of_pattern(make: Any, A: Any) -> Any:
     """make(A), or what an earlier call made for the same pattern."""
     leaves, tree = jax.tree.flatten(A)
     values = vars(A).get("values")
-    arrays = [a for a in leaves if a is not values]
+    arrays = [a for a in leaves if a is not values] if make is _index else index_arrays(A)
     if not all(map(is_concrete, arrays)):
         return make(A)
 

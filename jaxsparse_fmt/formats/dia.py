@@ -153,12 +153,12 @@ class DIA(ByRule):
         return found
 
     def _refilled(self, values: Array) -> Self:
-        start, n_rows = self.start, self.shape[0]
-        if isinstance(start, Tracer):
-            start = _starts_in_place(start, n_rows)
-        elif not (at_hand(start) and np.array_equal(start, n_rows * np.arange(start.shape[-1]))):
-            # One array for all values: what is kept for a pattern is found by its arrays.
-            start = _starts.get(n_rows, [start], lambda: _starts_in_place(self.start, n_rows))
+        def make() -> Array:
+            return _starts_in_place(self.start, self.shape[0])
+
+        # One array for all values: what is kept for a pattern is found by its arrays.
+        is_known = not isinstance(self.start, Tracer)
+        start = _starts.get((self.shape[0], self.start.shape), [self.offsets], make) if is_known else make()
         return dataclasses.replace(self, values=values, start=start)
 
     @classmethod
@@ -270,7 +270,8 @@ _starts = Kept(4096, "starts of diagonals")
 def _starts_in_place(start: Array, n_rows: int) -> Array:
     """The `start` that points every diagonal to its own places; of stacked matrices, too."""
     if at_hand(start):
-        return put((0 * np.asarray(start) + n_rows * np.arange(start.shape[-1])).astype(start.dtype), start)
+        found = (0 * np.asarray(start) + n_rows * np.arange(start.shape[-1])).astype(start.dtype)
+        return start if np.array_equal(start, found) else put(found, start)
     return 0 * start + n_rows * jnp.arange(start.shape[-1], dtype=start.dtype)
 
 

@@ -101,6 +101,13 @@ def test_one_difference_keeps_both_diagonals(change):
     np.testing.assert_array_equal(A.todense(), S.toarray())
 
 
+def test_are_new_values_recognized_by_their_pattern():
+    A = jsf.from_scipy(GRID, "dia")
+    B = A.with_data(2 * A.data)
+    assert places_read(A) < places_read(B) and B.row_ids is A.row_ids
+    assert A.with_data(A.data).start is B.with_data(A.data).start is B.start
+
+
 def test_symmetric_complex_matrices_share_and_hermitian_ones_do_not(rng):
     x = rng.standard_normal(343) + 1j * rng.standard_normal(343)
     alike = sp.csr_array(GRID * (1 - 2j))
