@@ -18,9 +18,7 @@ import functools
 import importlib.util
 import itertools
 import math
-import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -119,8 +117,7 @@ def solves(small: bool, compared: list[Row]) -> Iterator[Row]:
 
 
 def files(small: bool, compared: list[Row]) -> Iterator[Row]:
-    folders = [os.environ.get(name) for name in ("JAXSPARSE_MATRICES", "JAXSPARSE_CASES")]
-    paths = sorted((path for folder in folders if folder for path in Path(folder).glob("*.mtx*")), key=lambda p: p.name)
+    paths = report.matrix_files()
     for path in paths[:3] if small else paths:
         S = sp.csr_array(jsf.io.read_scipy(path))
         if S.shape[0] != S.shape[1]:

@@ -13,8 +13,6 @@ small program. "kept" is the same with JAX's programs on disk from an earlier pr
 later solves with the same matrix.
 first calls: CPU seconds of the first call of a jitted function, from tracing to the answer; "ratio" is to jax.scipy's.
 Peers solve with the same matrix, as a function v -> A @ v. Medians of three, in which the sides take turns.
-ways to compile: a jit of the user's, one with XLA's older emitters, and an eager call, which uses those by itself on a
-CPU. On a GPU wall seconds matter; these rows have them too.
 """
 
 import argparse
@@ -40,7 +38,6 @@ from benchmarks import report, timing
 from benchmarks.report import Row
 
 RTOL, MAXITER = 1e-8, 10_000
-METHODS = ("cg", "bicgstab", "gmres", "minres", "idrs", "lsmr")
 SIDES = ("ours", "jax.scipy", "lineax")
 SOLVES = (("cg", ""), ("gmres", ""), ("bicgstab", ""), ("cg", "grad"), ("gmres", "grad"), ("cg", "hessian"))
 IMPORTS = """
@@ -142,11 +139,9 @@ def first_call(n: int, side: str, method: str, of: str = "") -> Row:
         return jnp.sum(x_of(A.with_data(data), b) ** 2)
 
     lineax: Any = importlib.import_module("lineax") if side == "lineax" else None
-    d, older = jnp.ones_like(A.data), {"xla_cpu_use_fusion_emitters": False}
+    d = jnp.ones_like(A.data)
     call: dict[str, Solve] = {
         "": lambda: jax.jit(x_of)(A, b),
-        "older": lambda: jax.jit(x_of, compiler_options=older)(A, b),
-        "eager": lambda: x_of(A, b),
         "grad": lambda: jax.jit(jax.grad(loss))(A.data),
         "hessian": lambda: jax.jit(lambda data: jax.jvp(jax.grad(loss), (data,), (d,)))(A.data),
     }
@@ -210,14 +205,6 @@ def first_calls(rounds: int) -> Iterator[Row]:
         yield {"call": name} | cpu | {"ratio": cpu["ours"] / cpu["jax.scipy"]}
 
 
-def ways(rounds: int) -> Iterator[Row]:
-    """CPU and wall seconds of each method's first call, in a user's jit, with the older emitters, and eager."""
-    for method in METHODS:
-        for form, name in (("", "jit"), ("older", "jit, older emitters"), ("eager", "eager")):
-            found = medians([child(first_call, 400, "ours", method, form) for _ in range(rounds)])
-            yield {"call": method, "compiled by": name} | found
-
-
 def others(rounds: int) -> list[Row]:
     call = functools.partial(child, first_call, 1000, "ours", "cg")
     with tempfile.TemporaryDirectory() as cache:
@@ -234,6 +221,6 @@ def others(rounds: int) -> list[Row]:
 
 
 def sections(args: argparse.Namespace, header: dict[str, str]) -> report.Sections:
-    made = {"first calls, n = 400": first_calls, "ways to compile": ways, "starts and warm calls": others}
+    made = {"first calls, n = 400": first_calls, "starts and warm calls": others}
     found: report.Sections = {"solves": functools.partial(solves, 8 if args.small else 100)}
     return found | {name: functools.partial(rows, 1 if args.small else 3) for name, rows in made.items()}

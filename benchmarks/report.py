@@ -151,6 +151,12 @@ def write(path: Path, header: dict[str, str], rows: list[Row]) -> None:
         scratch.replace(target)
 
 
+def matrix_files() -> list[Path]:
+    """The Matrix Market files of the folders that JAXSPARSE_MATRICES and JAXSPARSE_CASES name, by name."""
+    folders = filter(None, map(os.environ.get, ("JAXSPARSE_MATRICES", "JAXSPARSE_CASES")))
+    return sorted((path for folder in folders for path in Path(folder).glob("*.mtx*")), key=lambda path: path.name)
+
+
 def fresh(code: str, cache: str | None = None) -> Row:
     """What Python prints last, as JSON, when a process of its own runs `code`.
 

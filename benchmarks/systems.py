@@ -1,8 +1,6 @@
 """The systems that `solve_costs` solves: model problems of a scale, and the files of two folders."""
 
 import functools
-import os
-import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +10,7 @@ import scipy.ndimage
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
+from benchmarks import report
 from benchmarks.factors import circuit
 
 LARGE = 60_000  # unknowns of the files, at most
@@ -180,8 +179,7 @@ def triangle(n: int) -> Any:
 def systems(scale: float) -> Iterator[tuple[str, Any]]:
     for name, make in SYSTEMS.items():
         yield name, sp.csr_array(make(scale))
-    folders = [os.environ.get(name) for name in ("JAXSPARSE_MATRICES", "JAXSPARSE_CASES")]
-    for path in (path for folder in folders if folder for path in sorted(pathlib.Path(folder).glob("*.mtx*"))):
+    for path in report.matrix_files():
         if scipy.io.mminfo(path)[4] == "pattern":  # without values, and no system
             continue
         S = sp.csr_array(scipy.io.mmread(path, spmatrix=False))

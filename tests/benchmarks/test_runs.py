@@ -27,7 +27,6 @@ def test_processes_time_their_first_calls_and_one_that_fails_is_told(tmp_path, m
     """And every library solves the same system."""
     monkeypatch.setattr(peers, "SOLVES", (("cg", "grad"),))
     monkeypatch.setattr(peers, "SIDES", ("ours", "jax.scipy"))
-    monkeypatch.setattr(peers, "METHODS", ("cg",))
     monkeypatch.setattr(report, "platform_here", lambda: "cpu")
     assert main(["peers", "--json", str(tmp_path / "out.json"), "--small"]) == 0
     rows = json.loads((tmp_path / "out.json").read_text())["rows"]

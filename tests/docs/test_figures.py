@@ -62,9 +62,6 @@ def sentences() -> list[tuple[str, str]]:
     quick = sum(row["conversion"] <= 50 for row in timed)
     means = figures.speeds(rows)
     of_both = figures.geometric_mean(row["ratio"] for row in rows)
-    ways = figures.rows_of("first_calls_cpu", section="ways to compile")
-    compiled = {(r["call"], r["compiled by"]): r["cpu"] for r in ways}
-    older = figures.geometric_mean(s / compiled[m, "jit"] for (m, by), s in compiled.items() if "older" in by)
     dialects = {(r["matrix"], r["dtype"]): r["ratio"] for r in figures.rows_of("dialects_h200")}
     circuit, web, grid = (
         " and ".join(f"{dialects[name, d]:.2f}" for d in figures.DTYPES)
@@ -75,7 +72,6 @@ def sentences() -> list[tuple[str, str]]:
             "docs/measurements.md",
             f"{circuit} times the speed of Triton without on the circuit, at {web} on `webbase-1M`, at {grid} on `G3",
         ),
-        ("docs/performance.md", f"the six methods take {older:.2f} of the CPU time"),
         ("README.md", f"multiply by a sparse matrix {of_both:.1f} times as fast as cuSPARSE at its best"),
         (
             "docs/performance.md",
