@@ -1,6 +1,6 @@
 """Operations on matrices at hand on the host: sums, products and slices, by compiled kernels, or few entries by SciPy.
 
-SciPy, by pieces of rows on all cores, also serves where Numba is not installed. It drops the zeros of a result; here
+SciPy also serves where Numba is not installed. It drops the zeros of a result; here
 they stay entries, as in plans.
 """
 
@@ -14,16 +14,11 @@ import jax
 import numpy as np
 import scipy
 
-from jaxsparse_fmt._aligned import empty_aligned
-from jaxsparse_fmt._dtypes import index_dtype
 from jaxsparse_fmt._tracing import concrete, is_on_cpu, is_traced
-from jaxsparse_fmt._types import CORES, Csr
+from jaxsparse_fmt._types import Csr
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.kernels.cpu import csr_operations
-from jaxsparse_fmt.kernels.cpu.over_rows import in_threads
 
-PIECE = 2**19  # entries, or products of two, of a piece of a result, for which SciPy takes a millisecond or two
-PIECES = 2 * CORES  # at most
 COUNTED = 2**24  # products of two entries whose distinct places are counted at once
 
 
@@ -85,19 +80,8 @@ def product(S: Csr, R: Csr) -> Csr:
     _check_product(S, R)
     if csr_operations.serves(S, R):
         return csr_operations.product(S, R)
-    work = S.nnz * (R.nnz // max(R.shape[0], 1) + 1)
-    cancelled: list[int] = []  # first rows of the pieces in which a sum is 0
-
-    def piece(begin: int, end: int) -> Csr:
-        rows = _rows(S, begin, end)
-        C = None if cancelled else rows @ R
-        if C is None or not _is_whole(C):
-            cancelled.append(begin)
-            C = _product_with_zeros(rows, R, C)
-        return sorted_rows(C)
-
-    # SciPy marks all columns anew for each piece.
-    return _by_pieces(piece, S, work // max(PIECE, 4 * R.shape[1]))
+    C = S @ R
+    return sorted_rows(C if _is_whole(C) else _product_with_zeros(S, R, C))
 
 
 def _check_product(S: Csr, R: Csr) -> None:
@@ -128,30 +112,7 @@ def combined(f: Callable[[Any, Any], Any], places: Callable[[Any, Any], Any], S:
     """
     if csr_operations.serves(S, R) and f in csr_operations.OPERATIONS:
         return csr_operations.combined(f, S, R)
-
-    def piece(begin: int, end: int) -> Csr:
-        rows = _rows(S, begin, end), _rows(R, begin, end)
-        return _with_zeros(sorted_rows(f(*rows)), places, *rows)
-
-    return _by_pieces(piece, S, (S.nnz + R.nnz) // PIECE)
-
-
-def _by_pieces(piece: Callable[[int, int], Csr], S: Csr, count: int) -> Csr:
-    """The matrix of rows piece(begin, end), for about `count` pieces with as many entries of S each."""
-    count = max(min(PIECES, count), 1)
-    inner = np.searchsorted(S.indptr, np.arange(1, count) * S.nnz // count)
-    cuts = np.unique([0, *inner, S.shape[0]]).tolist() if count > 1 else [0, S.shape[0]]
-    parts = in_threads(lambda rows: piece(*rows), itertools.pairwise(cuts))
-    if len(parts) == 1:
-        return parts[0]
-    data, indices = _joined([C.data for C in parts]), _joined([C.indices for C in parts])
-    indptr = building.starts(np, np.concatenate([np.diff(C.indptr) for C in parts]), index_dtype(data.size))
-    return scipy.sparse.csr_array((data, indices, indptr), shape=(S.shape[0], parts[0].shape[1]))
-
-
-def _joined(parts: list[np.ndarray]) -> np.ndarray:
-    whole = empty_aligned((sum(a.size for a in parts),), parts[0].dtype)
-    return np.concatenate(parts, out=whole)
+    return _with_zeros(sorted_rows(f(S, R)), places, S, R)
 
 
 def _rows(S: Csr, begin: int, end: int) -> Csr:
@@ -166,8 +127,8 @@ def _is_whole(C: Csr) -> bool:
     return C.data.base is not None and C.data.base.size == C.nnz
 
 
-def _product_with_zeros(S: Csr, R: Csr, C: Csr | None) -> Csr:
-    """S @ R, which is C if known, with the sums that cancel.
+def _product_with_zeros(S: Csr, R: Csr, C: Csr) -> Csr:
+    """C, the product S @ R, with the sums that cancel.
 
     SciPy keeps those of complex numbers whose imaginary parts do not cancel.
     """
@@ -176,7 +137,7 @@ def _product_with_zeros(S: Csr, R: Csr, C: Csr | None) -> Csr:
         both = with_data(S, S.data + 1j * imaginary) @ R
         if _is_whole(both):
             return with_data(both, both.data.real.copy())
-    return _with_zeros(sorted_rows(S @ R if C is None else C), operator.matmul, S, R)
+    return _with_zeros(sorted_rows(C), operator.matmul, S, R)
 
 
 def _with_zeros(C: Csr, places: Any, S: Csr, R: Csr) -> Csr:

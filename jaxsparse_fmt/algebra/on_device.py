@@ -19,8 +19,7 @@ from jaxsparse_fmt._tracing import is_concrete, is_on_cpu, is_traced
 from jaxsparse_fmt._types import Array, Csr, CsrArrays
 from jaxsparse_fmt.core.faces import Absent
 from jaxsparse_fmt.formats import building
-from jaxsparse_fmt.formats.merging import prefix_length
-from jaxsparse_fmt.kernels.layout.address import expand_ptr, row_pointers, take
+from jaxsparse_fmt.kernels.layout.address import expand_ptr, prefix_length, row_pointers, take
 
 SORTED = 40  # bytes that sorting or merging takes per coordinate
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxsparse_fmt._types import Array
 from jaxsparse_fmt.core import origin
+from jaxsparse_fmt.kernels import coordinates
 from jaxsparse_fmt.kernels.vector_pass import Pass
 
 
@@ -40,16 +41,22 @@ class Faces(abc.ABC):
     backend: str
 
     @abc.abstractmethod
+    def entries(self) -> tuple[Array, Array, Array, Array]:
+        """Row, column, index in `data` and value of all stored places [n_stored]; padding: column n_cols, index nnz."""
+
+    @abc.abstractmethod
     def _product_face(self, values: Array, x: Array, backend: str) -> Array:
         """A·x for values [b, n_stored] and x [b, n_cols, p]: [b, n_rows, p]."""
 
-    @abc.abstractmethod
     def _transposed_face(self, values: Array, y: Array, backend: str) -> Array:
-        """Aᵀ·y for values [b, n_stored] and y [b, n_rows, p]: [b, n_cols, p]."""
+        """Aᵀ·y for values [b, n_stored] and y [b, n_rows, p]: [b, n_cols, p]; here in plain XLA, place by place."""
+        row, col, *_ = self.entries()
+        return coordinates.transposed_reference(values, y, row, col, n_cols=self.shape[1])
 
-    @abc.abstractmethod
     def _outer_face(self, y: Array, x: Array, backend: str) -> Array:
-        """Σ_p y[row, p]·x[col, p] at the stored places, 0 in padding: [b, n_stored]."""
+        """Σ_p y[row, p]·x[col, p] at the stored places, 0 in padding: [b, n_stored]; here in plain XLA."""
+        row, col, *_ = self.entries()
+        return coordinates.outer_reference(y, x, row, col, n_cols=self.shape[1])
 
     def _native_face(self, face: str, a: Array, b: Array) -> Array | None:
         """A face by name of its operands, by a Numba kernel; None where there is none."""

@@ -65,10 +65,6 @@ class SparseMatrix(OnOneDevice, Faces):
         del pattern
         return iter(())
 
-    @abc.abstractmethod
-    def entries(self) -> tuple[Array, Array, Array, Array]:
-        """Row, column, index in `data` and value of all stored places [n_stored]; padding: column n_cols, index nnz."""
-
     def _places_on_host(self) -> tuple[np.ndarray, ...]:
         """Row, column and value of all stored places, as `entries`, in NumPy.
 

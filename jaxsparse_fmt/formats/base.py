@@ -23,7 +23,7 @@ from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.core.origin import Origin
 from jaxsparse_fmt.formats import building
-from jaxsparse_fmt.kernels import coordinates, sddmm, spmv
+from jaxsparse_fmt.kernels import sddmm, spmv
 from jaxsparse_fmt.kernels.backends.tuning import LAUNCH
 from jaxsparse_fmt.kernels.layout.address import Address, Chunked, Jagged, Slices, when_run
 from jaxsparse_fmt.kernels.layout.columns import ColumnRule, Delta, Diagonal, Explicit, Rule
@@ -122,18 +122,6 @@ class ByRule(SparseMatrix):
         perm = vars(self).get("perm")
         square = self.shape[0] == self.shape[1]
         return perm if perm is not None and square and isinstance(self.column, Explicit) else None
-
-
-class ByEntries(SparseMatrix):
-    """Faces in plain XLA, by the row and the column of every stored place."""
-
-    def _transposed_face(self, values: Array, y: Array, backend: str) -> Array:
-        row, col, *_ = self.entries()
-        return coordinates.transposed_reference(values, y, row, col, n_cols=self.shape[1])
-
-    def _outer_face(self, y: Array, x: Array, backend: str) -> Array:
-        row, col, *_ = self.entries()
-        return coordinates.outer_reference(y, x, row, col, n_cols=self.shape[1])
 
 
 @jax.jit

@@ -211,7 +211,7 @@ def _any_zero(data: Any, dtype: Any) -> Any:
 
 
 def csr_arrays(csr: Csr, dtype: Any) -> tuple[jax.Array, ...]:
-    """Copies on the device: values [nnz], col_idx [nnz] int32 and row_ptr [n_rows + 1]."""
+    """On the device: values [nnz], col_idx [nnz] int32 and row_ptr [n_rows + 1]; copies of NumPy's, JAX's shared."""
     arrays = (csr.data, dtype), (csr.indices, np.int32), (csr.indptr, index_dtype(csr.nnz))
     if namespace(csr.data) is not np:
         return tuple(a if a.dtype == kind else jnp.asarray(a, kind) for a, kind in arrays)
@@ -242,7 +242,7 @@ def puts_on_cpu() -> bool:
 
 
 def on_host(csr: Csr) -> Csr:
-    """The matrix in NumPy arrays, for conversions that only the host can do (`merging.distinct` gives None)."""
+    """The matrix in NumPy arrays, for conversions that only the host can do (`implied.distinct` gives None)."""
     return csr if namespace(csr.data) is np else csr.to_scipy()
 
 

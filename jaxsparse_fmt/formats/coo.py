@@ -16,15 +16,16 @@ import numpy as np
 
 from jaxsparse_fmt._dtypes import index_dtype
 from jaxsparse_fmt._types import Csr, Target
+from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.formats import building
-from jaxsparse_fmt.formats.base import Array, ByEntries, ColumnIndex, RowIndex, storage_format
+from jaxsparse_fmt.formats.base import Array, ColumnIndex, RowIndex, storage_format
 from jaxsparse_fmt.formats.csr import csr_product
 from jaxsparse_fmt.kernels import spmv_cpu
 from jaxsparse_fmt.kernels.layout.address import row_pointers
 
 
 @storage_format
-class COO(ByEntries):
+class COO(SparseMatrix):
     row_idx: RowIndex
     col_idx: ColumnIndex
 

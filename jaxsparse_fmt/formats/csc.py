@@ -18,8 +18,9 @@ from jaxsparse_fmt._dtypes import index_dtype
 from jaxsparse_fmt._tracing import standard_promotion
 from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.core import entry_index
+from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.formats import building
-from jaxsparse_fmt.formats.base import Array, ByEntries, Pointer, RowIndex, storage_format
+from jaxsparse_fmt.formats.base import Array, Pointer, RowIndex, storage_format
 from jaxsparse_fmt.formats.csr import csr_product
 from jaxsparse_fmt.kernels import coordinates, spmv_cpu
 from jaxsparse_fmt.kernels.cpu import csr_operations
@@ -27,7 +28,7 @@ from jaxsparse_fmt.kernels.layout.address import expand_ptr, when_run
 
 
 @storage_format
-class CSC(ByEntries):
+class CSC(SparseMatrix):
     row_idx: RowIndex
     col_ptr: Pointer
 

@@ -42,10 +42,10 @@ from jax import lax
 
 from jaxsparse_fmt._tracing import standard_promotion
 from jaxsparse_fmt._types import Csr, Target
+from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.formats import building, csr5_tiles, statistics
 from jaxsparse_fmt.formats.base import (
     Array,
-    ByEntries,
     ColumnIndex,
     Largest,
     LongRows,
@@ -79,7 +79,7 @@ NOT_OF_TILES = ("values", "long_rows", "piece_ptr", "col_order")
 
 
 @storage_format
-class CSR5(ByEntries):
+class CSR5(SparseMatrix):
     """CSR5 with tiles of `tile_shape` = (lanes, entries per lane), its `hot` most used columns first."""
 
     _: dataclasses.KW_ONLY

@@ -20,10 +20,10 @@ import numpy as np
 from jaxsparse_fmt._dtypes import index_dtype
 from jaxsparse_fmt._tracing import standard_promotion
 from jaxsparse_fmt._types import Csr, CsrArrays, Target
+from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.base import (
     Array,
-    ByEntries,
     ByRule,
     ColumnIndex,
     RowIndex,
@@ -39,7 +39,7 @@ from jaxsparse_fmt.kernels.layout.columns import Rule
 
 
 @storage_format
-class HYB(ByEntries, ByRule):
+class HYB(ByRule):
     """HYB with an ELL part of `width` columns, to which its rules belong."""
 
     col_idx: ColumnIndex
@@ -49,6 +49,7 @@ class HYB(ByEntries, ByRule):
 
     name = "hyb"
     layout_options = ("width",)
+    _transposed_face, _outer_face = SparseMatrix._transposed_face, SparseMatrix._outer_face
 
     @property
     def _n_main(self) -> int:

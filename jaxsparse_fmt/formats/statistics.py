@@ -20,10 +20,9 @@ from jaxsparse_fmt._dtypes import index_dtype
 from jaxsparse_fmt._types import Csr
 from jaxsparse_fmt.core.kept import Kept
 from jaxsparse_fmt.formats import building
-from jaxsparse_fmt.formats.merging import prefix_length
 from jaxsparse_fmt.kernels.cpu import csr_operations
 from jaxsparse_fmt.kernels.cpu.over_rows import FOR_NUMPY, in_threads
-from jaxsparse_fmt.kernels.layout.address import take
+from jaxsparse_fmt.kernels.layout.address import prefix_length, take
 from jaxsparse_fmt.kernels.layout.columns import Blocked, Diagonal
 
 ENTRIES = 2**16  # about as many as a count samples

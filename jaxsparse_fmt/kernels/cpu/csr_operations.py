@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import scipy
 
-from jaxsparse_fmt._aligned import empty_aligned
+from jaxsparse_fmt._aligned import aligned, empty_aligned
 from jaxsparse_fmt._dtypes import index_dtype
 from jaxsparse_fmt._types import CORES, Csr
 from jaxsparse_fmt.kernels.backends import selection
@@ -122,7 +122,10 @@ def _filled(
     rows = {"rows": shape[0]} if most <= AT_ONCE else {}
     over_rows(kernel, shape[0], n_marks, *arguments, ptr, indices, data, **rows)
     nnz = int(ptr[-1])
-    return scipy.sparse.csr_array((data[:nnz], indices[:nnz], ptr.astype(index_dtype(nnz))), shape=shape)
+    data, indices = data[:nnz], indices[:nnz]
+    if 2 * nnz < most:  # else the result would keep the memory of all that it might have had
+        data, indices = (aligned(a, a.dtype) for a in (data, indices))
+    return scipy.sparse.csr_array((data, indices, ptr.astype(index_dtype(nnz))), shape=shape)
 
 
 # ------------------------------------------------------------------- kernels for `over_rows`, whose arrays are pointers

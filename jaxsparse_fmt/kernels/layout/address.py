@@ -329,6 +329,18 @@ def put(how: str, a: Any, idx: Any, values: Any, among: Any = True, **promises: 
     return getattr(places, how)(values, mode="drop", wrap_negative_indices=False, **promises)
 
 
+def prefix_length(xp: Any, holds: Callable[[Any], Any], count: Any, most: int) -> Any:
+    """Length of the prefix of range(count) on which the monotone predicate `holds`; branch-free binary search.
+
+    `most` is an upper bound of `count`. The search sets one bit of the result at a time and carries one array.
+    """
+    n = xp.zeros_like(count)
+    for bit in reversed(range(most.bit_length())):
+        more = n + (1 << bit)
+        n = xp.where((more <= count) & holds(xp.clip(more, 1, xp.maximum(count, 1)) - 1), more, n)
+    return n
+
+
 def _flat(xp: Any, row: Any, j: Any) -> tuple[Any, Any]:
     row, j = xp.broadcast_arrays(row, j)
     return row.reshape(-1), j.reshape(-1)

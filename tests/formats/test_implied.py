@@ -7,7 +7,7 @@ import scipy.sparse as sp
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt._types import CsrArrays, Target
 from jaxsparse_fmt.core.matrix import build
-from jaxsparse_fmt.formats import bsr, building, implied, merging, statistics
+from jaxsparse_fmt.formats import bsr, building, implied, statistics
 from tests.marks import few
 from tests.oracle import assert_same_storage
 from tests.zoo import CASES, Layout
@@ -88,7 +88,7 @@ def test_it_is_what_the_host_makes(name, layout, no_host):
 
 @pytest.mark.parametrize("layout", [HDIA, BLOCKS], ids=str)
 def test_what_takes_too_many_steps_goes_through_the_host(layout, monkeypatch):
-    monkeypatch.setattr(merging, "MOST_STEPS", 1)
+    monkeypatch.setattr(implied, "MOST_STEPS", 1)
     came, on_host = [], building.on_host
     monkeypatch.setattr(building, "on_host", lambda csr: came.append(csr) or on_host(csr))
     assert_same_storage(made(BAND, layout), layout.of(BAND))
