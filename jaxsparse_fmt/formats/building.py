@@ -190,12 +190,7 @@ def _filled(xp: Any, csr: Csr, rows: Rows, arrays: Arrays, address: Address, n_s
         values, columns = take(csr.data, entry), take(csr.indices, entry)
         return xp.where(live, values, 0).astype(dtype), xp.where(live, columns, csr.shape[1]).astype(np.int32)
 
-    return by_rows(xp, stored, *address.slots(xp, arrays, n_stored))
-
-
-def by_rows(xp: Any, f: Callable[..., tuple[Any, ...]], *arrays: Any, places: int = 0) -> tuple[Any, ...]:
-    """f(*arrays), for an f that computes row by row; on the host piece by piece, on all cores (`in_pieces`)."""
-    return in_pieces(f, *arrays, places=places) if xp is np else f(*arrays)
+    return in_pieces(stored, *address.slots(xp, arrays, n_stored))
 
 
 def has_zeros(csr: Csr, dtype: Any) -> bool:

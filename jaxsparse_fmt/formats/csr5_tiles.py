@@ -13,6 +13,7 @@ from jaxsparse_fmt._pytrees import pytree
 from jaxsparse_fmt._types import Csr, CsrArrays
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.kernels.backends.tuning import LAUNCH
+from jaxsparse_fmt.kernels.cpu.over_rows import in_pieces
 from jaxsparse_fmt.kernels.layout.address import expand_ptr, take
 from jaxsparse_fmt.kernels.layout.tiles import MARK, NARROW_PADDING, SPAN, WINDOWS, in_turn, marked
 
@@ -220,7 +221,7 @@ def _dealt(xp: Any, csr: Csr, segments: Segments, n_tiles: int, shape: tuple[int
         hops = xp.where(goes_on, xp.arange(lanes, dtype=index) - begin, 0).max(axis=1).astype(np.int32)
         return values, col, last, lane_row, hops
 
-    values, col, last, lane_row, hops = building.by_rows(xp, some, base, end, places=lanes * depth)
+    values, col, last, lane_row, hops = in_pieces(some, base, end, places=lanes * depth)
     most_rows = xp.diff(first_row, append=n).max()
     return *(a.reshape(-1) for a in (values, col, last, lane_row)), hops, most_rows, hops.max()
 
@@ -258,7 +259,7 @@ def _marked(xp: Any, deltas: Any, n_cols: int, col: Any, last: Any) -> tuple[Any
         fit = xp.all((delta < NARROW_PADDING) | (col >= n_cols), axis=1)
         return (delta | last * np.int32(MARK)).astype(np.uint16), begin, fit
 
-    delta, begin, fit = building.by_rows(xp, some, col, last)
+    delta, begin, fit = in_pieces(some, col, last)
     return delta.reshape(-1), begin.reshape(-1), xp.all(fit)
 
 

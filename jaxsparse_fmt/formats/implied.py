@@ -23,6 +23,7 @@ from jax import lax
 from jaxsparse_fmt._dtypes import index_dtype
 from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.formats import building, statistics
+from jaxsparse_fmt.kernels.cpu.over_rows import in_pieces
 from jaxsparse_fmt.kernels.layout.address import Arrays, Chunked, Slices, prefix_length, take
 from jaxsparse_fmt.kernels.layout.columns import Blocked, Diagonal, Rule, pack_pattern
 
@@ -131,7 +132,7 @@ class Groups:
                 found[stored < 0] = padding
                 return (found.transpose(0, 3, 1, 2),)
 
-            return building.by_rows(np, some, stored.reshape(-1, self.across))[0].reshape(-1)
+            return in_pieces(some, stored.reshape(-1, self.across))[0].reshape(-1)
 
         values = in_slots(B.data.astype(target.dtype, copy=False), 0)
         if B.data.size == csr.nnz:  # no holes
@@ -163,7 +164,7 @@ class Groups:
             return ((row >= n_rows) | (self.column.of_chunks(named, self.lanes, chunk, owner, csr.shape) >= n_cols),)
 
         owner, _ = Slices(n_rows, self.lanes).owners(np, arrays, rule.n_stored)
-        present = building.by_rows(np, outside, owner, np.arange(owner.size))[0].reshape(-1)
+        present = in_pieces(outside, owner, np.arange(owner.size))[0].reshape(-1)
         present[place] = True
         return arrays, values, present
 

@@ -27,6 +27,7 @@ from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.formats import building, footprint, statistics
 from jaxsparse_fmt.formats.base import Array, ByRule, ColumnIndex, Pointer, ZeroPadded, padded_with, storage_format
 from jaxsparse_fmt.kernels import spmv_cpu
+from jaxsparse_fmt.kernels.cpu.over_rows import in_pieces
 from jaxsparse_fmt.kernels.layout.columns import PADDING, Delta, Explicit
 
 Difference = Annotated[Array, padded_with(lambda A: PADDING)]  # between a column and the least column of its chunk
@@ -108,5 +109,5 @@ def _differences(xp: Any, col_idx: Any, C: int, n_cols: int) -> tuple[Any, Any, 
         too_wide = delta.max(axis=1, initial=0) >= PADDING
         return base, (delta * live + PADDING * ~live).astype(np.uint16), too_wide
 
-    base, delta, too_wide = building.by_rows(xp, of_chunks, col_idx.reshape(-1, C))
+    base, delta, too_wide = in_pieces(of_chunks, col_idx.reshape(-1, C))
     return base, delta.reshape(-1), ~xp.any(too_wide)

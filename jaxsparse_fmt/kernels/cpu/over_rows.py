@@ -49,12 +49,14 @@ def in_threads(f: Callable[[Any], Any], tasks: Iterable[Any], most: int = CORES)
     return [*map(f, given)] if min(len(given), threads) <= 1 else [*_threads(threads).map(f, given)]
 
 
-def in_pieces(f: Callable[..., tuple[np.ndarray, ...]], *arrays: np.ndarray, places: int = 0) -> tuple[np.ndarray, ...]:
-    """f(*arrays), which computes row by row, in pieces on several cores: a piece stays in a core's cache.
+def in_pieces(f: Callable[..., tuple[Any, ...]], *arrays: Any, places: int = 0) -> tuple[Any, ...]:
+    """f(*arrays), which computes row by row; of NumPy's arrays in pieces on several cores: one stays in a core's cache.
 
     Args:
       places: of a row of the results; 0: those of the first array.
     """
+    if not isinstance(arrays[0], np.ndarray):
+        return f(*arrays)
     n, step = len(arrays[0]), max(PLACES // max(places or arrays[0][:1].size, 1), 1)
     found = tuple(np.empty((n, *a.shape[1:]), a.dtype) for a in f(*(a[:0] for a in arrays)))
 
