@@ -20,7 +20,7 @@ The result consists of SciPy's matrices and NumPy's arrays; `multigrid` stores t
 """
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +29,7 @@ import scipy
 from jaxsparse_fmt.kernels.cpu import aggregation
 from solvers.precond._cycles import recurrence
 from solvers.precond._inverse import LARGEST, NULL
-from solvers.precond._rows import Cut, Halo, Parts, Rows, added, renumbered, stacked, turned
+from solvers.precond._rows import Cut, Halo, Parts, Rows, added, in_all_columns, stacked, turned
 
 Matrix = Any  # scipy.sparse; SciPy ships no types
 
@@ -106,7 +106,7 @@ class Aggregation:
                 of = H.each(lambda S, root: aggregation.strength(S, root, self.theta) | (not same), _roots(A, H))
                 other = _prolongation(H, of, agg, Q, {k: v.conj() for k, v in scale.items()}, below)
             R, most = other.each(aggregation.adjoint), DENSEST * A.blocks if 0 < self.theta < 1 else np.inf
-            product = _galerkin(R, other.halo, A, P, most)
+            product = galerkin(R, other.halo, A, P, most)
             if product is not None and product.blocks <= most:
                 break
             self.theta, weaker = STRICTER * self.theta, False
@@ -143,13 +143,7 @@ def aggregated(A: Rows, root: Parts, theta: float, weaker: bool) -> tuple[Parts,
 
 def _adjoints(A: Rows) -> Parts:
     """The adjoint of each shard's rows; its columns are numbered through all shards."""
-    cut = A.halo.cut
-
-    def adjoint(S: Any, ends: tuple[int, int]) -> Any:
-        H = aggregation.adjoint(S)
-        return H if cut.over is None else renumbered(H, H.indices + np.int64(ends[0]), int(cut.starts[-1]), False)
-
-    return A.each(adjoint, cut.bounds)
+    return in_all_columns(A.each(aggregation.adjoint), A.halo.cut)
 
 
 def _roots(A: Rows, H: Rows) -> Parts:
@@ -170,7 +164,7 @@ def _prolongation(A: Rows, kept: Parts, agg: Parts, Q: Parts, scale: Parts, belo
     return Rows(P, halo, 0, A.points)
 
 
-def _galerkin(R: Parts, rows: Halo, A: Rows, P: Rows, most: float) -> Rows | None:
+def galerkin(R: Parts, rows: Halo, A: Rows, P: Rows, most: float) -> Rows | None:
     """R·A·P, or None if a shard makes more than `most` blocks of it, found before it has made all.
 
     Args:
@@ -184,32 +178,6 @@ def _galerkin(R: Parts, rows: Halo, A: Rows, P: Rows, most: float) -> Rows | Non
     return turned(Rows(C, local.halo, 0, 0).named(), rows, cut)
 
 
-class Given:
-    """The levels that the user gives: each has A, R and P, except the last, which has A."""
-
-    def __init__(self, levels: Any):
-        self.levels: list[Any] = list(levels) if isinstance(levels, Iterable) else [None]
-        for k, level in enumerate(self.levels):
-            for name in "ARP" if k + 1 < len(self.levels) else "A":
-                if not hasattr(level, name):
-                    raise TypeError(f"levels must have A, R and P; {type(level).__name__} has no {name}")
-
-    def ends(self, A: Rows) -> bool:
-        return len(self.levels) <= 1
-
-    def __call__(self, A: Rows, scale: Parts, hermitian: bool) -> tuple[Parts, Halo, Rows, Rows]:
-        step = self.levels.pop(0)
-        R, P, below = (_sorted(matrix) for matrix in (step.R, step.P, self.levels[0].A))
-        if P.shape != (A.shape[0], below.shape[0]) or R.shape != P.shape[::-1]:
-            raise ValueError(f"a level of {A.shape[0]} rows has P of shape {P.shape} and R of shape {R.shape}")
-        for matrix in (R, P, below):
-            if not np.all(np.isfinite(matrix.data)):
-                raise ValueError(f"the levels have a NaN or an infinity, between {P.shape[1]} and {P.shape[0]} rows")
-            matrix.eliminate_zeros()
-        P, below = (Rows.of({0: aggregation.points(S, 1)}, Cut(np.array([0, S.shape[1]]))) for S in (P, below))
-        return {0: aggregation.points(R, 1)}, P.halo, P, below
-
-
 def build(
     A: Rows,
     coarsening: Any,
@@ -218,7 +186,7 @@ def build(
     start: Start | None = None,
     whole: int = 0,
 ) -> Hierarchy:
-    """A hierarchy for A, already checked, by an `Aggregation` or what is `Given`.
+    """A hierarchy for A, already checked, by an `Aggregation`, or by `_given` levels.
 
     Only the result of `keep` is held of each level, so that few copies live at once. Of several shards all hosts have
     the levels below the first that have at most `whole` rows.
@@ -236,10 +204,10 @@ def build(
         negative = cut.of_all(cut.each(lambda d: bool(np.any(d < 0)), inverse)) if definite else []
         definite = definite and not any(negative) and lowest >= -ROUNDING * upper
         R, halo, P, below = coarsening(A, {k: DAMPING / upper * d for k, d in inverse.items()}, hermitian)
-        given = isinstance(coarsening, Given)
-        if not given and below.shape[0] >= A.shape[0]:  # aggregates of fewer points than B has columns
-            break
-        if given and largest((R[0] - P.S[0].conj().T).data) > 1e-12:
+        if isinstance(coarsening, Aggregation):
+            if below.shape[0] >= A.shape[0]:  # aggregates of fewer points than B has columns
+                break
+        elif not coarsening.is_adjoint:
             hermitian = definite = False
         levels.append(keep(Step(A, R, halo, P, inverse, recurrence(degree, upper)), len(levels)))
         unit = added(cut.each(lambda R, unit: _squared(R) @ unit, R, unit), halo, R[min(R)].blocksize[0])
@@ -285,13 +253,6 @@ def largest(a: np.ndarray) -> float:
     """The largest absolute value; of real numbers without a copy."""
     a = np.abs(a) if a.dtype.kind == "c" else a
     return float(max(np.max(a, initial=0), -np.min(a, initial=0)))
-
-
-def _sorted(A: Matrix) -> Matrix:
-    """A copy of A in CSR with sorted rows."""
-    A = scipy.sparse.csr_array(A, copy=True)  # SciPy sorts in place, in arrays that it would share with the user's
-    A.sort_indices()
-    return A
 
 
 # --------------------------------------------------------------------------------------------------------- smoothers

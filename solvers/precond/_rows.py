@@ -248,6 +248,14 @@ def renumbered(S: Any, col: np.ndarray, width: int, sorts: bool = True) -> Any:
     return S
 
 
+def in_all_columns(of: Parts, cut: Cut) -> Parts:
+    """Matrices whose columns are a shard's own, with columns that are numbered through all shards."""
+    if cut.over is None:
+        return of
+    width = int(cut.starts[-1])
+    return cut.each(lambda S, ends: renumbered(S, S.indices + np.int64(ends[0]), width, False), of, cut.bounds)
+
+
 def stacked(parts: list[Any]) -> Any:
     """Arrays, or matrices in BSR or CSR, one below the other."""
     if isinstance(parts[0], np.ndarray):

@@ -9,6 +9,7 @@ on its host those of its own devices.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -29,7 +30,7 @@ from jaxsparse_fmt.distributed.basis import EnteredBasis
 from jaxsparse_fmt.distributed.build import assemble
 from jaxsparse_fmt.distributed.common_format import Request, in_one_format
 from jaxsparse_fmt.distributed.delivery import needed
-from jaxsparse_fmt.distributed.entries import pieces
+from jaxsparse_fmt.distributed.entries import inner_numbers, pieces
 from jaxsparse_fmt.distributed.halo import exchange, passed
 from jaxsparse_fmt.kernels.cpu import aggregation
 from solvers.core.vectors import times
@@ -37,8 +38,9 @@ from solvers.precond import _checks as checks
 from solvers.precond import _device_hierarchy, _device_shards
 from solvers.precond._cycles import Level, recurrence
 from solvers.precond._device_shards import Made
+from solvers.precond._given import Transfer, of_one
 from solvers.precond._hierarchy import Step
-from solvers.precond._rows import Cut, Parts, Rows, csr, recut, renumbered, turned
+from solvers.precond._rows import Cut, Parts, Rows, csr, in_all_columns, recut, renumbered, turned
 
 # Rows up to which every device has a level whole, which in pieces would make six exchanges a cycle.
 WHOLE = 50_000
@@ -157,13 +159,11 @@ def on_hosts(A: Any, B: Any) -> tuple[Rows, Parts]:
     Raises:
       ValueError: an entry that is not finite, a zero on the diagonal, or as `checks.near_null`; in every process.
     """
-    over, exact = A.range.over, np.dtype(np.complex128 if A.dtype.kind == "c" else np.float64)
-    held, starts = pieces(A, exact), over.starts
+    over, (held, cut) = A.range.over, checked_rows(A)
+    exact, starts = held[min(held)].dtype, over.starts
     unknowns = {k: np.arange(*starts[k : k + 2]) for k in over.mine}
     if A.range.route is not None:
         unknowns = {k: a[: over.counts[k]] for k, a in over.on_host(type(A.range).unknowns(A.range)).items()}
-    cut = Cut(starts, over)
-    cut.each(lambda S, ends: checks.entries(S, int(ends[0]), A.range.route is None), held, cut.bounds)
     block = getattr(A.shards.blocks[0], "block_shape", None)
     sizes = cut.each(lambda S, ends, u: checks.block_sizes(S, ends[0], u, block), held, cut.bounds, unknowns)
     b = next((b for b in checks.BLOCKS if A.shape[0] % b == 0 and all(b in of for of in cut.of_all(sizes))), 1)
@@ -186,6 +186,63 @@ def on_hosts(A: Any, B: Any) -> tuple[Rows, Parts]:
     held, near = (recut({k: S for k, S in of.items()}, cut, whole) for of in (held, near))
     held = points.each(lambda S, ends: _in_points(S, b, ends, A.shape[0]), held, points.bounds)
     return Rows.of(held, points), near
+
+
+def checked_rows(A: Any) -> tuple[Parts, Cut]:
+    """The rows of A by shards in CSR, whose columns are numbered through all shards. ValueError: as `on_hosts`."""
+    cut = Cut(A.range.over.starts, A.range.over)
+    held = pieces(A, np.complex128 if A.dtype.kind == "c" else np.float64)
+    cut.each(lambda S, ends: checks.entries(S, int(ends[0]), A.range.route is None), held, cut.bounds)
+    return held, cut
+
+
+def transfers(M: Any, over: Any) -> tuple[list[Transfer], int]:
+    """R and P of a `Multigrid` over these devices; and up to how many rows its levels are whole."""
+    above, below = M.levels[: len(M.levels) - M.whole], M.levels[len(M.levels) - M.whole :]
+    kept, whole = [], below[0].A.shape[0] if below else M.coarse_inverse.shape[0]
+    for level, after in itertools.zip_longest(above, above[1:]):
+        # Rows of a level that is whole are added up by any shard.
+        starts = np.arange(len(over.counts) + 1) * whole // len(over.counts)
+        cut = Cut(starts if after is None else after.A.range.over.starts, over)
+        P = _in_rows(level.P, cut)
+        kept.append(Transfer(P, P if M.symmetric else _in_rows(level.R, cut, True), cut))
+    return kept + [of_one(level, M.symmetric) for level in below], whole
+
+
+def _in_rows(S: Any, columns: Cut, down: bool = False) -> Parts:
+    """The rows of P, or of Rᴴ from R, by shards in CSR whose columns are numbered through all shards, in float64."""
+    exact, over = np.promote_types(S.dtype, np.float64), columns.over
+    if isinstance(S, Crossing):
+        numbers = () if S.coarse is None else (inner_numbers(S.coarse),)
+        row, col, value = (over.on_host(a) for a in _entries(S, *numbers))
+
+        def rows_of(row: np.ndarray, col: np.ndarray, value: np.ndarray, ends: tuple[int, int]) -> Any:
+            live, value = row >= 0, value.astype(exact)
+            entries = (value.conj() if S.down else value)[live], (row[live], col[live])
+            return scipy.sparse.csr_array(entries, shape=(ends[1] - ends[0], int(columns.starts[-1])))
+
+        return columns.each(rows_of, row, col, value, Cut(S.over.starts, over).bounds)
+    held, fine = pieces(S, exact), Cut(S.domain.over.starts, over)
+    if down:
+        R = Rows.of({k: aggregation.points(part, 1) for k, part in held.items()}, fine)
+        adjoint = in_all_columns(R.each(aggregation.adjoint), columns)
+        return _canonical(turned(adjoint, R.halo, columns))
+    return held
+
+
+@jax.jit
+def _entries(S: Crossing, *numbers: Array) -> tuple[Array, Array, Array]:
+    """Row, -1 in padding, column and value of each entry of P or Rᵀ; columns are named by `numbers`, in pieces."""
+
+    def found(parts: Any, *numbers: Array) -> tuple[Array, Array, Array]:
+        part, how = parts
+        row, col, _, value = part.entries()
+        live, (own, other) = (row < part.shape[0]) & (col < part.shape[1]), (col, row) if S.down else (row, col)
+        for of in numbers:
+            other = jnp.take(jnp.concatenate([of, exchange(of, how)]), other, mode="clip")
+        return jnp.where(live, own, -1), other, value
+
+    return S.over.each(found, (S.parts, S.how), *numbers)
 
 
 def _in_points(S: Any, b: int, ends: tuple[int, int], width: int) -> Any:
@@ -231,7 +288,7 @@ class Spread:
             columns = {p: _columns(S.conj().T.tocsr(), 0, S.shape[0], over.size) for p, S in back.items()}
             R, P = self._crossing(columns, P.shape[1], True, over), self._crossing(up, over.size, False, over)
         else:
-            R = turned(_in_all_columns(step), step.halo, A.halo.cut)
+            R = turned(in_all_columns(step.R, A.halo.cut), step.halo, A.halo.cut)
             R = self._placed(_canonical(R), coarse, cut.starts)
             P = self._placed(up, cut.starts, coarse)
         pieces = recut(step.inverse_diagonal, made, cut)
@@ -298,14 +355,6 @@ def _canonical(A: Rows) -> Parts:
         return S
 
     return A.halo.cut.each(canonical, A.named())
-
-
-def _in_all_columns(step: Step) -> Parts:
-    """R with columns that are numbered through all shards."""
-    cut = step.A.halo.cut
-    return cut.each(
-        lambda R, ends: renumbered(R, R.indices + np.int64(ends[0]), int(cut.starts[-1]), False), step.R, cut.bounds
-    )
 
 
 def crossings(A: Any, W: Any, dtype: Any) -> tuple[Crossing, Crossing]:

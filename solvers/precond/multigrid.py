@@ -22,7 +22,6 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 
@@ -32,21 +31,20 @@ from jaxsparse_fmt._progress import staged
 from jaxsparse_fmt._pytrees import exportable, pytree
 from jaxsparse_fmt._text import readable_bytes
 from jaxsparse_fmt._tracing import concrete, standard_promotion
-from jaxsparse_fmt.convert import from_scipy
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis, Operator
-from jaxsparse_fmt.core.matrix import SparseMatrix
+from jaxsparse_fmt.core.transposed import Transposed
+from jaxsparse_fmt.kernels.cpu import aggregation
 from solvers.core import arguments
 from solvers.core.operators import operand
 from solvers.core.space import HERE, norm
 from solvers.precond import _checks as checks
-from solvers.precond import _device_hierarchy, _hierarchy
-from solvers.precond._cycles import DEGREE, Level, cycled, recurrence
+from solvers.precond import _device_hierarchy, _given, _hierarchy, _stored
+from solvers.precond._cycles import DEGREE, Level, cycled
 from solvers.precond._rows import Rows, of_one_shard
 
 CHECKED = 6  # cycles whose growth warns
 MAX_COARSE = 500
-LONG = 8  # times the mean: longer rows delay csr's product
 
 
 @exportable
@@ -110,6 +108,20 @@ class Multigrid(Operator):
           ValueError: r has another shape.
         """
         return _cycled(self, operand(self, r, self.coarse_inverse, 2))
+
+    def refreshed(self, A: Any) -> "Multigrid":
+        """Multigrid of a matrix with other values, by the same R and P: no points are aggregated anew.
+
+        Hosts make the coarse matrices R·A·P, smoothers and the coarsest inverse; those of a sharded matrix each by its
+        own rows. While A changes by a small factor, a solve takes about as many steps as with a new set-up.
+
+        Args:
+          A: [n, n] as for `multigrid`; a sharded one is cut as that of M.
+
+        Raises:
+          ValueError, TypeError: as `multigrid`, or A is of another size, cut otherwise, or complex where M is not.
+        """
+        return _refreshed(A, self)
 
     # --------------------------------------------------------------------------------------------------- measures
 
@@ -224,11 +236,11 @@ def multigrid(
     if checks.is_sharded(A):
         checks.untraced(A)
         A._check_users_order("multigrid")
-        A._agree(B=B, cycle=cycle, theta=theta, degree=degree, dtype=_stored(A, dtype), max_coarse=most)
+        A._agree(B=B, cycle=cycle, theta=theta, degree=degree, dtype=_dtype(A, dtype), max_coarse=most)
         if A.shape[0] > most:
             from solvers.precond import _sharded  # a tenth of a second for one device
 
-            spread, start = _sharded.Spread(A, _stored(A, dtype), _format), None
+            spread, start = _sharded.Spread(A, _dtype(A, dtype), _stored.format_of), None
             large = _sharded.large_levels(A, B, theta, coarsest(A), spread, degree)
             if large is not None:
                 rows, coarsening, start = large
@@ -239,7 +251,7 @@ def multigrid(
         if not arguments.is_addressable(A):
             raise ValueError(f"A has {A.shape[0]} rows on several processes; pass max_coarse= below that number")
     if _device_hierarchy.serves(A, B):
-        keep = functools.partial(_level, A, degree, _stored(A, dtype))
+        keep = functools.partial(_stored.made_on_device, A, degree, _dtype(A, dtype))
         with concrete(), jax.enable_x64(True):  # in float64, as on the host
             large = _device_hierarchy.large_levels(A, B, theta, coarsest(A), keep)
         if large is not None:
@@ -254,14 +266,6 @@ def multigrid(
         near = np.ascontiguousarray(B, S.dtype)
     coarsening = _hierarchy.Aggregation({0: near}, theta, coarsest(S))
     return _examined(*_built(A, of_one_shard(S, b), coarsening, *settings))
-
-
-def _level(A: Any, degree: int, dtype: Any, made: _device_hierarchy.Made, k: int) -> Level:
-    """Level k in its formats, from what the accelerator made."""
-    S, R, P, inverse = made.arrays()
-    step = Level(S, R, P, inverse, recurrence(degree, made.upper))
-    _check_fits(made.largest, dtype, k)
-    return _on_device(step, A, dtype, k)
 
 
 @arguments.door
@@ -281,11 +285,32 @@ def multigrid_from(
       >>> levels = pyamg.ruge_stuben_solver(sp.csr_matrix(S))  # doctest: +SKIP
       >>> M = js.precond.multigrid_from(levels, A)  # doctest: +SKIP
     """
-    degree, coarsening = _checked(cycle, degree), _hierarchy.Given(getattr(levels, "levels", levels))
+    degree, coarsening = _checked(cycle, degree), _given.Given(getattr(levels, "levels", levels))
     A = coarsening.levels[0].A if A is None else A
     if checks.is_sharded(A):
         raise ValueError("levels made elsewhere lie on one device; gather A by from_scipy(A.to_scipy())")
     return _examined(*_built(A, of_one_shard(checks.host(A)), coarsening, cycle, degree, dtype), 4)
+
+
+@arguments.door
+def _refreshed(A: Any, M: Multigrid) -> Multigrid:
+    checks.square(A, "multigrid", 1)
+    checks.renewing(M, A)
+    checks.untraced((A, M))
+    if any(isinstance(level.A, Transposed) for level in M.levels):
+        raise ValueError("a transposed M cannot be refreshed; refresh M and transpose the result, M.refreshed(A).T")
+    degree = len(M.levels[0].recurrence) if M.levels else DEGREE
+    if M.order.is_identity:
+        levels = [_given.of_one(level, M.symmetric) for level in M.levels]
+        return _examined(*_built(A, of_one_shard(checks.host(A)), _given.Kept(levels), M.cycle, degree, M.dtype))
+    if not checks.is_sharded(A) or not A.domain.same(M.order):
+        raise ValueError("M.refreshed(A) takes a matrix that is sharded as the one that M was made of")
+    from solvers.precond import _sharded
+
+    spread, (held, cut) = _sharded.Spread(A, M.dtype, _stored.format_of), _sharded.checked_rows(A)
+    levels, spread.whole = _sharded.transfers(M, cut.over)
+    rows = Rows.of(cut.each(functools.partial(aggregation.points, b=1), held), cut)
+    return _examined(*_built(A, rows, _given.Kept(levels), M.cycle, degree, M.dtype, None, spread))
 
 
 def _checked(cycle: str, degree: Any) -> int:
@@ -294,7 +319,7 @@ def _checked(cycle: str, degree: Any) -> int:
     return arguments.int_at_least(degree, "degree", 1)
 
 
-def _stored(A: Any, dtype: Any) -> Any:
+def _dtype(A: Any, dtype: Any) -> Any:
     return floating_dtype(A.dtype, "A") if dtype is None else requested_dtype(dtype)
 
 
@@ -311,16 +336,16 @@ def _built(
     """The preconditioner of A, whose rows, or those of its coarse matrix after the levels of `start`, are on hosts; and
     whether it looked definite. `spread` puts the levels in shards on their devices.
     """
-    stored = _stored(A, dtype)
+    stored = _dtype(A, dtype)
 
     def keep(step: _hierarchy.Step, k: int) -> Level:
         sizes = step.A.each(lambda S, d: (_hierarchy.largest(S.data), _hierarchy.largest(d)), step.inverse_diagonal)
         of_A, of_inverse = zip(*step.A.halo.cut.of_all(sizes), strict=True)
-        _check_fits((max(of_A), max(of_inverse)), stored, k)
+        _stored.check_fits((max(of_A), max(of_inverse)), stored, k)
         if step.A.halo.cut.over is not None:
             return spread(step, k)
         one = Level(step.A.S[0], step.R[0], step.P.S[0], step.inverse_diagonal[0], step.recurrence)
-        return _on_device(one, A, stored, k)
+        return _stored.on_device(one, A, stored, k)
 
     built = _hierarchy.build(rows, coarsening, degree, keep, start, 0 if spread is None else spread.whole)
     checks.fits(_hierarchy.largest(built.coarse_inverse), stored, "the inverse of the coarsest level")
@@ -358,41 +383,3 @@ def _grown(M: Multigrid) -> Array:
 
     start = HERE.probe(jnp.zeros(M.shape[0], jnp.promote_types(M.dtype, jnp.float32)))
     return lax.scan(step, start, length=CHECKED)[1][-1]
-
-
-def _check_fits(largest: tuple[float, float], dtype: Any, k: int) -> None:
-    """Refuses level k if the dtype cannot hold the `largest` values of its matrix and its inverse diagonal."""
-    checks.fits(largest[0], dtype, f"level {k}")
-    checks.fits(largest[1], dtype, f"the inverse diagonal of level {k}")
-
-
-def _on_device(step: Level, users: Any, dtype: Any, k: int) -> Level:
-    """Level k on the device, from one with matrices of SciPy, or with CSR on the device.
-
-    Args:
-      users: their matrix, which serves as the finest level itself if it is ours and sorts no rows.
-    """
-    wide = jnp.promote_types(dtype, jnp.float32)
-
-    def store(S: Any, format: str | None = None) -> SparseMatrix:
-        format = format or _format(S)
-        if isinstance(S, SparseMatrix):
-            S = S if S.dtype == dtype else S.astype(dtype)
-            return S if S.name == format else S.asformat(format)
-        return from_scipy(scipy.sparse.csr_array(S), format, dtype)
-
-    serves = k == 0 and isinstance(users, SparseMatrix) and users.basis.perm is None
-    A = users if serves else store(step.A, None if k else "auto")
-    A = A if A.dtype == dtype else A.astype(dtype)
-    R, P = store(step.R), store(step.P)
-    narrow = jnp.finfo(wide).dtype
-    d = jnp.asarray(step.inverse_diagonal, wide if step.inverse_diagonal.dtype.kind == "c" else narrow)
-    return Level(A, R, P, d, jnp.asarray(step.recurrence, narrow))
-
-
-def _format(S: Any) -> str:
-    """csr if its product is about as fast as any: no blocks, no long rows. A choice would take longer."""
-    if jax.default_backend() == "cpu":
-        return "csr"
-    lengths = np.diff(np.asarray((S.csr_arrays() if isinstance(S, SparseMatrix) else S).indptr))
-    return "csr" if getattr(S, "blocksize", (1, 1)) == (1, 1) and lengths.max() <= LONG * lengths.mean() else "auto"

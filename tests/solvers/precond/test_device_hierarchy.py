@@ -156,5 +156,7 @@ def test_levels_of_shards_serve_as_well_as_the_hosts(name, parts, request, monke
         owner, mine = (np.repeat(np.arange(parts), of.over.counts) for of in (level.R, below.A))
         assert np.abs(T[owner[:, None] != mine]).max(initial=0) <= 1e-10
         np.testing.assert_allclose(T.T @ T, np.eye(len(mine)), atol=1e-10)
+    of_hosts = M.refreshed(A) @ b  # whose noise gives other bounds of the spectrum
+    np.testing.assert_allclose(of_hosts, M @ b, rtol=0, atol=0.01 * np.abs(M @ b).max())
     steps = scipy_iterations(S, b, multigrid(jsf.from_scipy(S, "csr"), near, max_coarse=30), 1e-8)
     assert scipy_iterations(S, b, M, 1e-8) <= 1.3 * steps + 2

@@ -306,6 +306,20 @@ def test_a_traced_matrix_is_refused():
         jax.jit(lambda A: multigrid(A) @ jnp.ones(216))(jsf.from_scipy(CUBE))
 
 
+def test_other_values_on_the_same_levels():
+    S = sp.csr_array(jsf.gallery.poisson(8))
+    A = jsf.from_scipy(S, "csr")
+    M = multigrid(A, max_coarse=10)
+    jax.tree.map(np.testing.assert_array_equal, M.refreshed(A), M)
+    d = sp.diags_array(1 + 0.5 * np.random.default_rng(1).random(512))
+    B = A.with_data(sp.csr_array(d @ S @ d).data)
+    R = M.refreshed(B)
+    P, C = (np.asarray(m.todense()) for m in (R.levels[0].P, R.levels[1].A))
+    np.testing.assert_allclose(C, P.T @ (B.to_scipy() @ P), atol=1e-12 * abs(C).max())
+    with pytest.raises(TypeError, match="build M outside jit"):
+        jax.jit(lambda M, A: M.refreshed(A))(M, A)
+
+
 @each_file
 def test_real_systems_are_solved_where_pyamg_solves_them(path):
     S = sp.csr_array(jsf.io.read_scipy(path))

@@ -219,6 +219,37 @@ def test_a_near_null_space_may_be_sharded_and_gradients_pass_through_the_solve(b
     np.testing.assert_allclose(jax.grad(f)(b), 2 * sp.linalg.spsolve(L.tocsc(), x), rtol=0, atol=1e-6 * abs(x).max())
 
 
+def scaled(S: sp.csr_array) -> sp.csr_array:
+    d = sp.diags_array(1 + 0.5 * np.random.default_rng(1).random(N))
+    return sp.csr_array(d @ S @ d)
+
+
+@pytest.mark.parametrize("whole", few([100, 50_000], 1))
+def test_other_values_keep_the_aggregates_and_take_about_as_many_steps_as_a_new_set_up(whole, built):
+    A = built[0]
+    B, M = A.with_data(scaled(L).data), built[1] if whole == 100 else precond.multigrid(A, max_coarse=100)
+    R = M.refreshed(B)
+    P = [np.asarray(m.levels[0].P @ jnp.eye(m.levels[0].P.shape[1])) for m in (M, R)]
+    np.testing.assert_array_equal(*P)
+    C = np.asarray(R.levels[1].A @ jnp.eye(R.levels[1].A.shape[1]))
+    inside = np.asarray(R.levels[0].A @ jnp.eye(R.levels[0].A.shape[1]))
+    np.testing.assert_allclose(C, P[0].T @ inside @ P[0], atol=1e-12 * abs(C).max())
+    new, frozen = precond.multigrid(B, max_coarse=100), M
+    fresh, found, old = (int(solved(B, of).iterations) for of in (new, R, frozen))
+    assert found <= fresh + 3 and found < old and (R.whole, len(R.levels)) == (M.whole, len(M.levels))
+    np.testing.assert_allclose(M.refreshed(A) @ b, M @ b, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.deep
+def test_restrictions_of_an_unsymmetric_matrix_stay_too():
+    A = jsf.shard(CONVECTION, MESH, format="csr")
+    M = in_pieces(A)
+    np.testing.assert_allclose(M.refreshed(A) @ b, M @ b, rtol=1e-10, atol=1e-12)
+    assert not M.refreshed(jsf.shard(L, MESH, format="csr")).symmetric
+    with pytest.raises(ValueError, match="sharded as the one that M was made of"):
+        M.refreshed(jsf.shard(CONVECTION, THREE, format="csr"))
+
+
 def test_a_cycle_that_diverges_is_named(built):
     with pytest.warns(RuntimeWarning, match="cycle diverges"):
         precond.multigrid(built[0].shift(-2.0), max_coarse=1000)
