@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from tests.lowering import quick_jit
 
@@ -61,6 +62,12 @@ def assert_same_storage(got: Any, want: Any) -> None:
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         assert a.dtype == b.dtype
         np.testing.assert_array_equal(a, b)
+
+
+def assert_refused(call: Any, error: type[Exception], words: str) -> None:
+    """call() raises `error`, and its text has the regular expression `words`."""
+    with pytest.raises(error, match=words):
+        call()
 
 
 def assert_derivatives_agree(

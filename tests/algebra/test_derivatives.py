@@ -26,6 +26,10 @@ def scattered(v):
     return jnp.zeros((3, 4)).at[ROW, COL].add(v)
 
 
+def filled(M, v):
+    return jnp.zeros(M.shape).at[M.row_ids, M.col_ids].set(v)
+
+
 # Of A, B, and a vector d [4]: the operation, and the same of dense matrices.
 OPERATIONS = {
     "A + B": (lambda A, B, d: A + B, lambda a, b, d: a + b),
@@ -54,6 +58,15 @@ OPERATIONS = {
     "kron": (lambda A, B, d: jsf.kron(A, B), lambda a, b, d: jnp.kron(a, b)),
     "diags": (lambda A, B, d: jsf.diags([d, d[:3]], [0, 1]), lambda a, b, d: jnp.diag(d) + jnp.diag(d[:3], 1)),
     "assembly": (lambda A, B, d: jsf.assembly(ROW, COL, (3, 4), "hll")(d**2), lambda a, b, d: scattered(d**2)),
+    "assembly of elements": (
+        lambda A, B, d: jsf.assembly(ROW.reshape(2, 1, 2), COL.reshape(2, 1, 2), (3, 4))(d.reshape(2, 1, 2)),
+        lambda a, b, d: scattered(d),
+    ),
+    "eye": (lambda A, B, d: d[0] * jsf.eye(3, 5), lambda a, b, d: d[0] * jnp.eye(3, 5)),
+    "diags of a number": (
+        lambda A, B, d: jsf.diags([d[:3], 2.0], [-1, 0], shape=(4, 4)),
+        lambda a, b, d: jnp.diag(d[:3], -1) + 2 * I4,
+    ),
     "from_coo": (lambda A, B, d: jsf.from_coo(ROW, COL, d**2, (3, 4), format="csr"), lambda a, b, d: scattered(d**2)),
     "rows": (lambda A, B, d: A[[2, 0, 0]], lambda a, b, d: a[np.array([2, 0, 0])]),
     "columns": (lambda A, B, d: A[:, 1:], lambda a, b, d: a[:, 1:]),
@@ -81,17 +94,13 @@ def test_an_operation_outside_jit_is_that_of_dense_matrices(name, where):
     d = rng.normal(size=4).astype(np.float32)
     for M, N in ((A, B), (A.asformat("hll"), B.T.asformat("csr").T)):
         got = sparse(M, N, d)
-        np.testing.assert_allclose(
-            got.todense() if hasattr(got, "todense") else got, dense(S, R, d), rtol=1e-5, atol=1e-6
-        )
+        got = got.todense() if hasattr(got, "todense") else got
+        np.testing.assert_allclose(got, dense(S, R, d), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", few(OPERATIONS, 10))
 def test_a_hessian_by_all_values_is_that_of_dense_matrices(name):
     sparse, dense = OPERATIONS[name]
-
-    def filled(M, v):
-        return jnp.zeros(M.shape).at[M.row_ids, M.col_ids].set(v)
 
     def ours(v):
         a, b, d = jnp.split(v, [A.nnz, SPLIT])
@@ -114,12 +123,9 @@ def test_patterns_are_found_while_jit_traces(where):
     def total(form, *args):
         return sum(jnp.sum(jnp.sin(getattr(out, "data", out))) for out in (OPERATIONS[n][form](*args) for n in names))
 
-    def filled(v):
-        return jnp.zeros(A.shape).at[A.row_ids, A.col_ids].set(v)
-
     d = rng.normal(size=4).astype(np.float32)
     got = quick_jit(jax.grad(lambda v: total(0, A.with_data(v), B, d)))(A.data)
-    expected = quick_jit(jax.grad(lambda v: total(1, filled(v), R, d)))(A.data)
+    expected = quick_jit(jax.grad(lambda v: total(1, filled(A, v), R, d)))(A.data)
     np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-4)
 
 
@@ -127,16 +133,14 @@ def test_a_solve_with_a_chain_of_operations_differentiates_by_all_that_it_holds(
     n, rng = 30, np.random.default_rng(0)  # whatever was drawn before: the derivatives of a failed solve are NaN
     L = sp.csr_array(sp.diags_array([-1.0, 2.5, -1.0], offsets=[-1, 0, 1], shape=(n, n)).astype(np.float32))
     T = sp.csr_array((rng.uniform(1, 2, n).astype(np.float32), (np.arange(n), np.arange(n) // 2)))
-    K, P = jsf.from_scipy(L, "csr"), jsf.from_scipy(T, "csr")
-    b, place, place_p = rng.normal(size=n // 2).astype(np.float32), np.nonzero(L.toarray()), np.nonzero(T.toarray())
+    K, P, b = jsf.from_scipy(L, "csr"), jsf.from_scipy(T, "csr"), rng.normal(size=n // 2).astype(np.float32)
 
     def ours(k, p, s):
         Pp = P.with_data(p)
-        coarse = Pp.T @ (K.with_data(k).shift(s) @ Pp)
-        return jnp.sum(jnp.sin(cg(coarse, b, rtol=1e-6).x))
+        return jnp.sum(jnp.sin(cg(Pp.T @ (K.with_data(k).shift(s) @ Pp), b, rtol=1e-6).x))
 
     def dense(k, p, s):
-        D, Pp = jnp.zeros((n, n)).at[place].set(k) + s * jnp.eye(n), jnp.zeros((n, n // 2)).at[place_p].set(p)
+        D, Pp = filled(K, k) + s * jnp.eye(n), filled(P, p)
         return jnp.sum(jnp.sin(jnp.linalg.solve(Pp.T @ D @ Pp, b)))
 
     slopes = (jax.jit(jax.grad(f, (0, 1, 2)))(K.data, P.data, 0.3) for f in (ours, dense))
@@ -155,10 +159,9 @@ def test_plans_run_in_a_scan_and_under_vmap_of_a_derivative():
         return jnp.sum(jax.lax.scan(step, a, length=2)[0])
 
     def dense(a):
-        place = np.nonzero(S)
         for _ in range(2):
-            D = jnp.zeros((4, 4)).at[place].set(a)
-            a = a + (D @ R)[place] + D.sum() + R.sum()
+            D = filled(A, a)
+            a = a + (D @ R)[A.row_ids, A.col_ids] + D.sum() + R.sum()
         return jnp.sum(a)
 
     batch = np.stack([A.data, 2 * np.asarray(A.data), -np.asarray(A.data)])
