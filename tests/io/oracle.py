@@ -9,6 +9,7 @@ import random
 import re
 
 import numpy as np
+import scipy.sparse as sp
 
 BLANK = rb"[ \t\v\f\r]"
 INDEX = rb"([-+]?[0-9]+)"
@@ -91,6 +92,13 @@ def read(data: bytes) -> tuple[tuple[int, int], list[tuple[int, int, complex]]]:
     return (n_rows, n_cols), entries + [(j, i, mirrored(value)) for i, j, value in entries if i != j]
 
 
+def assert_same_csr(got: sp.csr_array, want: sp.csr_array) -> None:
+    """In shape and every array, the order of entries and stored zeros too."""
+    assert got.shape == want.shape
+    for name in ("indptr", "indices", "data"):
+        np.testing.assert_array_equal(getattr(got, name), getattr(want, name))
+
+
 def sorted_entries(entries: list[tuple[int, int, complex]]) -> np.ndarray:
     """[entries, 4] float64: row, column, real and imaginary part; in order, so that NaNs compare by place."""
     table = np.array([(i, j, v.real, v.imag) for i, j, v in entries], np.float64).reshape(-1, 4)
@@ -133,24 +141,16 @@ def mutated(rng: random.Random) -> bytes:
     for _ in range(rng.choice((1, 1, 1, 2, 3, 5))):
         # Changes behind the banner are the rule: most in it are refused for the same reason.
         low = 0 if rng.random() < 0.1 else data.find(b"\n") + 1
-        at = rng.randrange(min(low, len(data)), len(data) + 1)
-        kind = rng.randrange(7)
-        if kind == 0:
-            data = data[:at] + bytes([rng.choice(BYTES)]) + data[at + 1 :]
-        elif kind == 1:
-            data = data[:at] + bytes([rng.choice(BYTES)]) + data[at:]
-        elif kind == 2:
-            data = data[:at] + data[at + rng.choice((1, 1, 1, 2, 5)) :]
-        elif kind == 3:
-            data = data[:at] + rng.choice(SNIPPETS) + data[at:]
-        elif kind == 4:  # a word for another
-            spans = [found.span() for found in re.finditer(rb"\S+", data[low:])]
-            if spans:
-                start, stop = rng.choice(spans)
-                data = data[: low + start] + rng.choice(SNIPPETS) + data[low + stop :]
-        elif kind == 5:
-            other = rng.randrange(min(low, len(data)), len(data) + 1)
-            data = data[:at] + data[min(at, other) : max(at, other)] + data[at:]
-        else:
-            data = data[:at]
+        at, other = (rng.randrange(min(low, len(data)), len(data) + 1) for _ in range(2))
+        start, stop = min(at, other), max(at, other)
+        spans = [found.span() for found in re.finditer(rb"\S+", data[low:])] or [(0, 0)]
+        word, byte, snippet = rng.choice(spans), bytes([rng.choice(BYTES)]), rng.choice(SNIPPETS)
+        data = rng.choice(
+            (
+                *(data[:at] + byte + data[at + 1 :], data[:at] + byte + data[at:], data[:at]),
+                *(data[:at] + data[at + rng.choice((1, 1, 1, 2, 5)) :], data[:at] + snippet + data[at:]),
+                data[: low + word[0]] + snippet + data[low + word[1] :],
+                data[:at] + data[start:stop] + data[at:],
+            )
+        )
     return data

@@ -2,6 +2,7 @@
 
 import errno
 import io
+import itertools
 import os
 import re
 
@@ -16,6 +17,8 @@ from hypothesis.extra import numpy as hnp
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt import _files
 from jaxsparse_fmt.io import files
+from tests.io.oracle import assert_same_csr
+from tests.oracle import assert_refused
 
 BANNER = "%%MatrixMarket matrix coordinate real general\n"
 FLOATS = st.floats(allow_nan=True, allow_infinity=True, allow_subnormal=True, width=64)
@@ -27,9 +30,8 @@ COMPLEX = st.complex_numbers(allow_nan=False)
 def test_a_vector_comes_back_unchanged(tmp_path, data, extension, elements):
     dtype = np.float64 if elements is FLOATS else np.complex128
     x = data.draw(hnp.arrays(dtype, st.integers(1, 20), elements=elements))
-    path = tmp_path / f"x{extension}"
-    files.write_vector(path, x)
-    read = files.read_vector(path)
+    files.write_vector(tmp_path / f"x{extension}", x)
+    read = files.read_vector(tmp_path / f"x{extension}")
     assert read.dtype == x.dtype
     np.testing.assert_array_equal(read, x)
 
@@ -40,16 +42,11 @@ def test_a_matrix_comes_back_unchanged_with_its_pattern(tmp_path, data, extensio
     shape = data.draw(hnp.array_shapes(min_dims=2, max_dims=2, min_side=0, max_side=6))
     dense = data.draw(hnp.arrays(np.float64 if elements is FLOATS else np.complex128, shape, elements=elements))
     stored = data.draw(hnp.arrays(bool, shape))  # zeros among them are explicit
-    row, col = np.nonzero(stored)
-    matrix = sp.csr_array((dense[stored], (row, col)), shape=shape)
-    path = tmp_path / f"a{extension}"
-    files.write_mtx(path, matrix)
-    read = files.read_scipy(path)
-    assert read.shape == matrix.shape
+    matrix = sp.csr_array((dense[stored], np.nonzero(stored)), shape=shape)
+    files.write_mtx(tmp_path / f"a{extension}", matrix)
+    read = files.read_scipy(tmp_path / f"a{extension}")
     assert read.dtype == matrix.dtype or not matrix.nnz  # SciPy calls a matrix without entries a pattern
-    np.testing.assert_array_equal(read.indptr, matrix.indptr)
-    np.testing.assert_array_equal(read.indices, matrix.indices)
-    np.testing.assert_array_equal(read.data, matrix.data)
+    assert_same_csr(read, matrix)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16", "complex64"])
@@ -61,37 +58,35 @@ def test_a_matrix_of_ours_is_written_too(tmp_path, dtype):
         np.testing.assert_array_equal(files.read_scipy(tmp_path / "A.mtx").toarray(), want.toarray())
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "expected"),
-    [
-        ("b.mtx", "%%MatrixMarket matrix array real general\n3 1\n1\n2\n3\n", [1, 2, 3]),
-        ("b.mtx", "%%MatrixMarket matrix array complex general\n1 2\n1 2\n3 4\n", [1 + 2j, 3 + 4j]),
-        ("b.mtx", BANNER + "4 1 2\n4 1 5\n2 1 6\n", [0, 6, 0, 5]),
-        ("b.txt", "# right-hand side\n1\n\n-2.5e3 # note\n", [1, -2500]),
-        ("b.TXT", "(1+2j)\n3\n", [1 + 2j, 3]),
-    ],
-)
-def test_right_hand_sides_are_read_as_vectors(tmp_path, name, text, expected):
-    (tmp_path / name).write_text(text)
-    x = files.read_vector(tmp_path / name)
-    assert x.dtype in (np.float64, np.complex128)
-    np.testing.assert_array_equal(x, expected)
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.int64, np.complex64, np.bool_])
-@pytest.mark.parametrize("shape", [(3,), (3, 1), (1, 3)])
-def test_npy_vectors_widen(tmp_path, dtype, shape):
-    np.save(tmp_path / "b.npy", np.array([1, 0, 1], dtype).reshape(shape))
-    x = files.read_vector(tmp_path / "b.npy")
-    assert x.dtype == (np.complex128 if dtype == np.complex64 else np.float64)
-    assert x.flags.writeable
-    np.testing.assert_array_equal(x, [1, 0, 1])
-
-
 def saved(array) -> bytes:
     file = io.BytesIO()
     np.save(file, array)
     return file.getvalue()
+
+
+KINDS, SHAPES = (np.float32, np.int64, np.complex64, np.bool_), ((3,), (3, 1), (1, 3))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("b.mtx", b"%%MatrixMarket matrix array real general\n3 1\n1\n2\n3\n", [1.0, 2, 3]),
+        ("b.mtx", b"%%MatrixMarket matrix array complex general\n1 2\n1 2\n3 4\n", [1 + 2j, 3 + 4j]),
+        ("b.mtx", BANNER.encode() + b"4 1 2\n4 1 5\n2 1 6\n", [0.0, 6, 0, 5]),
+        ("b.txt", b"# right-hand side\n1\n\n-2.5e3 # note\n", [1.0, -2500]),
+        ("b.TXT", b"(1+2j)\n3\n", [1 + 2j, 3]),
+        *(
+            ("b.npy", saved(np.array([1, 0, 1], kind).reshape(shape)), np.array([1, 0, 1], np.result_type(kind, float)))
+            for kind, shape in itertools.product(KINDS, SHAPES)
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_right_hand_sides_are_read_as_vectors_of_64_bits(tmp_path, name, text, expected):
+    (tmp_path / name).write_bytes(text)
+    x = files.read_vector(tmp_path / name)
+    assert x.dtype == np.asarray(expected).dtype and x.flags.writeable
+    np.testing.assert_array_equal(x, expected)
 
 
 BROKEN = ["(3,", "(3,) 'x'", "(3, True)", "(1, -3)", "(-1,)", "(2.5,)", "((3,),)", "(1000000000,)", "None", "{"]
@@ -125,8 +120,7 @@ def headed(shape: str) -> bytes:
 def test_what_is_no_vector_is_refused_by_file(tmp_path, name, text, said):
     path = tmp_path / name
     path.write_bytes(text)
-    with pytest.raises(ValueError, match=f"^{re.escape(str(path))}{said}"):
-        files.read_vector(path)
+    assert_refused(lambda: files.read_vector(path), ValueError, f"^{re.escape(str(path))}{said}")
 
 
 @pytest.mark.parametrize("name", ["x.mtx", "x.mtx.gz", "x.npy", "x.txt"])
@@ -141,26 +135,24 @@ def test_a_write_that_fails_midway_leaves_the_old_file_and_no_other(tmp_path, mo
 
     for module, writer in ((scipy.io, "mmwrite"), (np, "save"), (np, "savetxt")):
         monkeypatch.setattr(module, writer, half)
-    with pytest.raises(OSError, match="no space left"):
-        files.write_vector(path, np.arange(5.0))
+    assert_refused(lambda: files.write_vector(path, np.arange(5.0)), OSError, "no space left")
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == [name]
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("write", "name", "what", "said"),
     [
-        (lambda folder: files.write_vector(folder / "x.csv", np.ones(2)), "unknown extension"),
-        (lambda folder: files.write_vector(folder / "x.npy", np.ones((2, 2))), r"one-dimensional, got shape \(2, 2\)"),
-        (lambda folder: files.write_vector(folder / "x.npy", np.array(["a"])), "must hold numbers, got dtype <U1"),
-        (lambda folder: files.write_mtx(folder / "x.npy", sp.eye_array(2)), "unknown extension"),
-        (lambda folder: files.write_mtx(folder / "x.mtx", np.eye(2)), "needs a scipy.sparse matrix, got ndarray"),
-        (lambda folder: files.write_mtx(folder / "x.mtx", sp.coo_array(np.ones(2))), "two dimensions"),
+        (files.write_vector, "x.csv", np.ones(2), "unknown extension"),
+        (files.write_vector, "x.npy", np.ones((2, 2)), r"one-dimensional, got shape \(2, 2\)"),
+        (files.write_vector, "x.npy", np.array(["a"]), "must hold numbers, got dtype <U1"),
+        (files.write_mtx, "x.npy", sp.eye_array(2), "unknown extension"),
+        (files.write_mtx, "x.mtx", np.eye(2), "needs a scipy.sparse matrix, got ndarray"),
+        (files.write_mtx, "x.mtx", sp.coo_array(np.ones(2)), "two dimensions"),
     ],
 )
-def test_what_cannot_be_written_is_refused_before_a_file_appears(tmp_path, call, said):
-    with pytest.raises(ValueError, match=said):
-        call(tmp_path)
+def test_what_cannot_be_written_is_refused_before_a_file_appears(tmp_path, write, name, what, said):
+    assert_refused(lambda: write(tmp_path / name, what), ValueError, said)
     assert os.listdir(tmp_path) == []
 
 
@@ -189,21 +181,18 @@ def test_where_no_file_can_be_written_the_users_name_is_refused_with_the_cure(tm
     before = sorted(os.listdir(tmp_path))
     told = {"shut.npz": "is read-only; chmod", "loop.npz": "symbolic links", long: "too long", "": "names a folder"}
     told |= {"no/": "names a folder; name a file", "no/.": "a folder", "no/x": "create it", "no/../x": "create it"}
+    save = lambda name: jsf.save(f"{tmp_path}/{name}", jsf.from_dense(np.eye(3)))  # noqa: E731
     for name, why in told.items():
-        path = f"{tmp_path}/{name}"
-        with pytest.raises(OSError, match=f"{why}.*{re.escape(repr(path))}$"):
-            jsf.save(path, jsf.from_dense(np.eye(3)))
-    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)  # which root does not ask
-    with pytest.raises(PermissionError, match=r"no new file can be made in .*; chmod .*/x\.npz'$"):
-        jsf.save(tmp_path / "x.npz", jsf.from_dense(np.eye(3)))
+        assert_refused(lambda name=name: save(name), OSError, f"{why}.*{re.escape(repr(f'{tmp_path}/{name}'))}$")
+    monkeypatch.setattr(os, "access", lambda path, mode: str(path) != str(tmp_path))  # which root does not ask
+    assert_refused(lambda: save("x.npz"), PermissionError, r"no new file can be made in .*; chmod .*/x\.npz'$")
     monkeypatch.undo()
 
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left", f"{tmp_path}/.scratch{_files.PART}")
 
     monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(OSError, match=r"No space left: .*/x\.npz'$"):
-        jsf.save(tmp_path / "x.npz", jsf.from_dense(np.eye(3)))
+    assert_refused(lambda: save("x.npz"), OSError, r"No space left: .*/x\.npz'$")
     assert sorted(os.listdir(tmp_path)) == before and (tmp_path / "loop.npz").is_symlink()
 
 
@@ -226,8 +215,7 @@ def test_what_has_no_end_is_refused_before_it_is_read(tmp_path):
     pipe = tmp_path / "x.npy"  # which would wait for a writer
     os.mkfifo(pipe)
     for read, path in ((files.read_vector, pipe), (jsf.load, pipe), (jsf.load, "/dev/zero")):
-        with pytest.raises(ValueError, match=f"^{path}: a pipe or a device"):
-            read(path)
+        assert_refused(lambda read=read, path=path: read(path), ValueError, f"^{path}: a pipe or a device")
 
 
 def test_writing_through_a_link_keeps_the_link(tmp_path):

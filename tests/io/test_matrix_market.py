@@ -2,6 +2,7 @@
 
 import bz2
 import csv
+import functools
 import gzip
 import io as stdlib_io
 import os
@@ -15,6 +16,8 @@ import scipy.sparse as sp
 
 from jaxsparse_fmt import gallery
 from jaxsparse_fmt.io import files
+from tests.io.oracle import assert_same_csr
+from tests.oracle import assert_refused
 from tests.process import allocating_at_most
 
 BANNER = "%%MatrixMarket matrix coordinate real general\n"
@@ -63,27 +66,23 @@ def test_malformed_files_are_refused_by_name_or_read_right(row):
         matrix = files.read_scipy(path)
         assert (*matrix.shape, matrix.nnz) == LENIENT[row["name"]]
     else:
-        with pytest.raises(ValueError, match=rf"^{re.escape(str(path))}, line \d+: "):
-            files.read_scipy(path)
+        assert_refused(lambda: files.read_scipy(path), ValueError, rf"^{re.escape(str(path))}, line \d+: ")
 
 
-@pytest.mark.parametrize(
-    "lines", ["2 2 1\n1 2 0\n2 2 0.5\n2 1 3\n", "1 2 0\n2 2 1\n2 1 3\n2 2 0.5\n"]
-)  # rows rise, or not
+# Rows rise, or not.
+@pytest.mark.parametrize("lines", ["2 2 1\n1 2 0\n2 2 0.5\n2 1 3\n", "1 2 0\n2 2 1\n2 1 3\n2 2 0.5\n"])
 def test_explicit_zeros_stay_and_duplicates_are_summed(write, lines):
     matrix = files.read_scipy(write(f"{BANNER}2 2 4\n{lines}"))
     assert matrix.has_canonical_format
-    np.testing.assert_array_equal(matrix.indptr, [0, 1, 3])
-    np.testing.assert_array_equal(matrix.indices, [1, 0, 1])
-    np.testing.assert_array_equal(matrix.data, [0, 3, 1.5])
+    assert_same_csr(matrix, sp.csr_array(([0, 3, 1.5], [1, 0, 1], [0, 1, 3])))
 
 
-@pytest.mark.parametrize("size", ["0 0 0", "0 3 0", "3 0 0", "3 4 0", "0 0", "0 3", "3 0"])
-def test_matrices_without_entries_are_read(write, size):
-    rows, cols, *entries = map(int, size.split())
-    kind = "coordinate" if entries else "array"
-    matrix = files.read_scipy(write(f"%%MatrixMarket matrix {kind} real general\n{size}\n"))
-    assert matrix.shape == (rows, cols) and matrix.nnz == 0
+def test_matrices_without_entries_are_read(write):
+    for size in ("0 0 0", "0 3 0", "3 0 0", "3 4 0", "0 0", "0 3", "3 0"):
+        rows, cols, *entries = map(int, size.split())
+        kind = "coordinate" if entries else "array"
+        matrix = files.read_scipy(write(f"%%MatrixMarket matrix {kind} real general\n{size}\n"))
+        assert matrix.shape == (rows, cols) and matrix.nnz == 0
 
 
 @pytest.mark.parametrize(
@@ -107,6 +106,7 @@ def test_departures_with_one_meaning_are_read(write, text):
     np.testing.assert_array_equal(files.read_scipy(write(text)).toarray(), [[-150, 0], [0, 3]])
 
 
+@functools.cache
 def large() -> tuple[bytes, sp.csr_array]:
     """A file of many blocks and the matrix in it, by other means."""
     matrix = gallery.irregular(2000, mean=20, spread=300)
@@ -115,63 +115,40 @@ def large() -> tuple[bytes, sp.csr_array]:
     return (BANNER + f"2000 2000 {matrix.nnz}\n" + "".join(lines)).encode(), matrix
 
 
-def test_a_file_of_many_blocks_is_read_exactly(write):
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, bz2.compress])
+def test_a_file_of_many_blocks_is_read_exactly_by_path_from_a_pipe_and_while_open(write, pack, tmp_path):
     text, expected = large()
     assert len(text) > 10 * 2**16
-    for data in (text, gzip.compress(text), bz2.compress(text)):
-        matrix = files.read_scipy(write(data))
-        np.testing.assert_array_equal(matrix.indptr, expected.indptr)
-        np.testing.assert_array_equal(matrix.indices, expected.indices)
-        np.testing.assert_array_equal(matrix.data, expected.data)
-
-
-@pytest.mark.parametrize(
-    "entry",
-    [
-        b"5 7 x",
-        b"5 7 1 1",
-        b"0 7 1",
-        b"5 2001 1",
-        b"5 7 1e310",
-        b"5 7 1 1 1 1\n",  # whose number of words is that of two lines
-    ],
-)
-def test_a_fault_far_into_a_file_is_found_by_line(write, entry):
-    text, _ = large()
-    lines = text.split(b"\n")
-    lines[30_000] = entry
-    with pytest.raises(ValueError, match="line 30001: "):
-        files.read_scipy(write(b"\n".join(lines)))
-
-
-@pytest.mark.parametrize("pack", [bytes, gzip.compress, bz2.compress])
-def test_a_pipe_and_an_open_file_are_read_like_a_path(write, pack, tmp_path):
-    text, expected = large()
-    path = write(pack(text))
-    fifo = tmp_path / "fifo"
+    path, fifo = write(pack(text)), tmp_path / "fifo"
     os.mkfifo(fifo)
     writer = threading.Thread(target=lambda: fifo.write_bytes(path.read_bytes()))
     writer.start()
-    matrices = [files.read_scipy(fifo), files.read_scipy(stdlib_io.BytesIO(path.read_bytes()))]
+    matrices = [files.read_scipy(source) for source in (path, fifo, stdlib_io.BytesIO(path.read_bytes()))]
     writer.join()
     with open(path, "rb") as file:
         matrices.append(files.read_scipy(file))
     for matrix in matrices:
-        np.testing.assert_array_equal(matrix.indices, expected.indices)
-        np.testing.assert_array_equal(matrix.data, expected.data)
+        assert_same_csr(matrix, expected)
+
+
+def test_a_fault_far_into_a_file_is_found_by_line(write):
+    lines = large()[0].split(b"\n")
+    for entry in (b"5 7 x", b"5 7 1 1", b"0 7 1", b"5 2001 1", b"5 7 1e310", b"5 7 1 1 1 1\n"):  # as two lines' words
+        path = write(b"\n".join([*lines[:30_000], entry, *lines[30_001:]]))
+        assert_refused(lambda path=path: files.read_scipy(path), ValueError, "line 30001: ")
 
 
 def test_a_file_that_is_open_as_text_is_refused_with_the_cure(write):
-    with open(write(BANNER + "1 1 1\n1 1 1\n")) as file, pytest.raises(TypeError, match="mode 'rb'"):
-        files.read_scipy(file)
+    with open(write(BANNER + "1 1 1\n1 1 1\n")) as file:
+        assert_refused(lambda: files.read_scipy(file), TypeError, "mode 'rb'")
 
 
 def test_a_damaged_archive_is_refused(write):
     packed = gzip.compress(large()[0])
     for damaged in (packed[:8], packed[: len(packed) // 2], packed[:-4], packed[:9] + b"\xff\xff" + packed[11:]):
         path = write(damaged, "a.mtx.gz")
-        with pytest.raises(ValueError, match=f"^{re.escape(str(path))}: damaged or cut short: .*fetch it again"):
-            files.read_scipy(path)
+        words = f"^{re.escape(str(path))}: damaged or cut short: .*fetch it again"
+        assert_refused(lambda path=path: files.read_scipy(path), ValueError, words)
 
 
 # --------------------------------------------------------------------------------------------------- what is refused
@@ -181,11 +158,7 @@ def test_a_damaged_archive_is_refused(write):
     ("text", "line", "said"),
     [
         ("", 1, "empty"),
-        (
-            "PK\x03\x04" + 26 * "\0" + "shape.npy",
-            1,
-            "this is not Matrix Market; it is an .npz file: take jaxsparse.load",
-        ),
+        ("PK\x03\x04" + 26 * "\0" + "shape.npy", 1, "is not Matrix Market; it is an .npz file: take jaxsparse.load"),
         ("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", 1, "git lfs pull"),
         ("<!DOCTYPE html>\n<html></html>\n", 1, "web page"),
         ("\n" + BANNER + "1 1 0\n", 1, "blank space"),
@@ -229,8 +202,8 @@ def test_a_damaged_archive_is_refused(write):
 )
 def test_a_malformed_file_is_refused_by_line_and_cure(write, text, line, said):
     path = write(text)
-    with pytest.raises(ValueError, match=f"^{re.escape(str(path))}{f', line {line}' if line else ''}: .*{said}"):
-        files.read_scipy(path)
+    words = f"^{re.escape(str(path))}{f', line {line}' if line else ''}: .*{said}"
+    assert_refused(lambda: files.read_scipy(path), ValueError, words)
 
 
 @pytest.mark.parametrize("size", ["9 9 99999999999", "999999999999 9 1", "999999999 999999999 1"])
