@@ -44,7 +44,7 @@ def values_of(A: Sharded, data: Array) -> tuple[Array, ...]:
 @jax.jit
 def coordinates(A: Sharded) -> tuple[Array, Array, Array]:
     """Rows, columns and numbers [nnz], in even blocks as `data`; beyond the matrix where that has padding."""
-    rows, cols, _ = in_pieces(A, A.range.unknowns(), A.domain.unknowns())
+    rows, cols, _ = entries_by_piece(A, A.range.unknowns(), A.domain.unknowns())
     number = A.data_basis.numbers()
     rows, cols = (
         jnp.where(number < A.nnz, A.data_basis.leave(ids), end) for ids, end in zip((rows, cols), A.shape, strict=True)
@@ -53,7 +53,7 @@ def coordinates(A: Sharded) -> tuple[Array, Array, Array]:
 
 
 @jax.jit
-def in_pieces(A: Sharded, rows: Array, cols: Array) -> tuple[Array, Array, Array]:
+def entries_by_piece(A: Sharded, rows: Array, cols: Array) -> tuple[Array, Array, Array]:
     """Row, column and value of every entry, in the pieces of `A.data_basis`.
 
     Args:
@@ -122,7 +122,7 @@ def _joined(over: Distribution, a: Array) -> np.ndarray:
 @jax.jit
 def _named(A: Any) -> tuple[Array, ...]:
     """Row, column and value of every entry, by the numbers of the inner order without its empty places."""
-    return in_pieces(A, *(inner_numbers(basis.over) for basis in (A.range, A.domain)))
+    return entries_by_piece(A, *(inner_numbers(basis.over) for basis in (A.range, A.domain)))
 
 
 def inner_numbers(over: Distribution) -> Array:
