@@ -15,6 +15,7 @@ import jaxsparse_fmt as jsf
 from jaxsparse_fmt import interchange
 from jaxsparse_fmt._aligned import aligned
 from tests.marks import few
+from tests.oracle import assert_refused
 from tests.zoo import ALL, CASES, FIRST_LAYOUTS
 
 S = CASES["irregular"].scipy(np.float64).tocsr()
@@ -84,8 +85,7 @@ def test_is_padding_left_out_on_a_cpu_and_on_an_accelerator(kind, nse, on_cpu, m
     B = sparse.BCOO.fromdense(jnp.asarray(dense), nse=nse)
     if kind == "BCSR":
         R = sparse.BCSR.from_bcoo(B)
-        arrays = R.data, R.indices, R.indptr
-        B = sparse.BCSR(arrays, shape=R.shape, indices_sorted=True, unique_indices=True)
+        B = sparse.BCSR((R.data, R.indices, R.indptr), shape=R.shape, indices_sorted=True, unique_indices=True)
     assert B.indices_sorted and B.unique_indices and B.nse == nse
     A = jsf.from_bcoo(B)
     assert A.nnz == 4
@@ -94,22 +94,23 @@ def test_is_padding_left_out_on_a_cpu_and_on_an_accelerator(kind, nse, on_cpu, m
 
 
 def test_traced_indices_are_refused_with_the_cure():
-    with pytest.raises(ValueError, match=r"indices of this BCOO are traced.*outside jit"):
-        jax.jit(jsf.from_bcoo)(padded(DATA))
-    with pytest.raises(ValueError, match=r"indices of this BCSR are traced"):
-        jax.jit(jsf.from_bcsr)(sparse.BCSR.fromdense(jnp.asarray(DENSE)))
+    B = sparse.BCSR.fromdense(jnp.asarray(DENSE))
+    of_csr = jax.jit(lambda i: jsf.from_csr(VALUES, i, POINTER, (3, 4)).data)
+    for call, words in (
+        (lambda: jax.jit(jsf.from_bcoo)(padded(DATA)), "indices of this BCOO are traced.*outside jit"),
+        (lambda: jax.jit(jsf.from_bcsr)(B), "indices of this BCSR are traced"),
+        (lambda: of_csr(COLUMNS), r"from_csr needs the indices.*with_data"),
+    ):
+        assert_refused(call, ValueError, words)
 
 
 def test_what_is_no_matrix_on_one_device_is_refused_with_the_cure():
     A = jsf.from_scipy(S, "csr")
+    stack = jax.vmap(A.with_data)(np.ones((2, A.nnz)))
     for convert in (jsf.to_bcoo, jsf.to_bcsr):
-        with pytest.raises(TypeError, match=r"asformat"):
-            convert(A.T)  # pyright: ignore[reportArgumentType]
-        with pytest.raises(ValueError, match="stack of matrices"):
-            convert(jax.vmap(A.with_data)(np.ones((2, A.nnz))))
-
-
-# ------------------------------------------------------------------------------- arrays of other libraries, by dlpack
+        assert_refused(lambda of=convert: of(A.T), TypeError, "asformat")
+        assert_refused(lambda of=convert: of(stack), ValueError, "stack of matrices")
+    assert_refused(lambda: jsf.from_cupy(S.tocsc()), TypeError, "tocsr")
 
 
 class Foreign:
@@ -154,30 +155,19 @@ def test_csr_arrays_that_are_not_canonical_are_refused(indices, indptr):
         arrays = np.ones(len(indices), np.float32), np.array(indices, np.int32), np.array(indptr, np.int32)
         return jsf.from_cupy(Foreign(arrays, (2, 3)))
 
-    with pytest.raises(ValueError, match="sum_duplicates"):
-        taken(indptr)
+    assert_refused(lambda: taken(indptr), ValueError, "sum_duplicates")
     if not indices:
         assert taken([0, 0, 0]).nnz == 0
 
 
-def test_a_matrix_in_another_format_is_refused_with_the_cure():
-    with pytest.raises(TypeError, match="tocsr"):
-        jsf.from_cupy(S.tocsc())
-
-
-# ------------------------------------------------------------------------------------------- the arrays of CSR and CSC
-
 # Rows of one entry, of two that are not sorted and repeat, and of none; the last number belongs to no row.
 COLUMNS, POINTER, VALUES = np.array([2, 3, 0, 3, 1]), np.array([0, 1, 4, 4]), np.array([1.0, 2, 3, 4, 99])
-COMPRESSED = {
-    "csr": (jsf.from_csr, scipy.sparse.csr_array, (3, 4)),
-    "csc": (jsf.from_csc, scipy.sparse.csc_array, (4, 3)),
-}
+BY_ROW = jsf.from_csr, scipy.sparse.csr_array, (3, 4)
+BY_COLUMN = jsf.from_csc, scipy.sparse.csc_array, (4, 3)
 
 
-@pytest.mark.parametrize("kind", COMPRESSED)
-def test_are_three_arrays_the_matrix_of_scipy_with_known_and_with_traced_values(kind):
-    make, of_scipy, shape = COMPRESSED[kind]
+@pytest.mark.parametrize(("make", "of_scipy", "shape"), [BY_ROW, BY_COLUMN], ids=["csr", "csc"])
+def test_are_three_arrays_the_matrix_of_scipy_with_known_and_with_traced_values(make, of_scipy, shape):
     want = of_scipy((VALUES[:4], COLUMNS[:4], POINTER), shape=shape).toarray()
     for arrays in ((VALUES, COLUMNS, POINTER), tuple(map(jnp.asarray, (VALUES, COLUMNS, POINTER)))):
         np.testing.assert_array_equal(make(*arrays, shape).todense(), want)
@@ -205,10 +195,5 @@ def test_are_three_arrays_the_matrix_of_scipy_with_known_and_with_traced_values(
     ],
 )
 def test_are_arrays_that_are_no_matrix_refused(change, error, words):
-    with pytest.raises(error, match=words):
-        jsf.from_csr(**{"data": VALUES, "indices": COLUMNS, "indptr": POINTER, "shape": (3, 4)} | change)
-
-
-def test_are_traced_indices_refused_with_the_cure():
-    with pytest.raises(ValueError, match=r"from_csr needs the indices.*with_data"):
-        jax.jit(lambda i: jsf.from_csr(VALUES, i, POINTER, (3, 4)).data)(COLUMNS)
+    given = {"data": VALUES, "indices": COLUMNS, "indptr": POINTER, "shape": (3, 4)} | change
+    assert_refused(lambda: jsf.from_csr(**given), error, words)

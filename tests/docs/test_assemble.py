@@ -7,25 +7,21 @@ import pytest
 pytest.importorskip("matplotlib")
 import jaxsparse_fmt as jsf
 from docs import assemble
+from tests.oracle import assert_refused
 
 
-@pytest.mark.parametrize(
-    ("target", "shown"),
-    [
-        ("docs/start.md#a-gradient", "start.md#a-gradient"),
-        ("README.md", "index.md"),
-        ("examples/fem.py", "examples/fem.md"),
-        ("jaxsparse_fmt/formats", "which-format.md"),
-        ("benchmarks/spmv.py", "files/benchmarks/spmv.py"),
-        ("https://example.org/a.md", "https://example.org/a.md"),
-        ("#here", "#here"),
-    ],
-)
-def test_a_link_to_a_file_becomes_one_to_its_page(target, shown):
-    copied: set[str] = set()
+def test_a_link_to_a_file_becomes_one_to_its_page_and_one_to_a_missing_file_is_an_error():
     code = "```\n[y](nowhere.md)\n```"  # stays as it is
-    assert assemble.linked(f"[x]({target}) {code}", "README.md", "index.md", copied) == f"[x]({shown}) {code}"
-    assert copied == ({target} if shown.startswith("files/") else set())
+    for target, shown in (
+        *(("docs/start.md#a-gradient", "start.md#a-gradient"), ("README.md", "index.md"), ("#here", "#here")),
+        *(("examples/fem.py", "examples/fem.md"), ("jaxsparse_fmt/formats", "which-format.md")),
+        *(("benchmarks/spmv.py", "files/benchmarks/spmv.py"), ("https://example.org/a.md", "https://example.org/a.md")),
+    ):
+        copied: set[str] = set()
+        assert assemble.linked(f"[x]({target}) {code}", "README.md", "index.md", copied) == f"[x]({shown}) {code}"
+        assert copied == ({target} if shown.startswith("files/") else set())
+    missing = lambda: assemble.linked("[x](nowhere.md)", "README.md", "index.md", set())  # noqa: E731
+    assert_refused(missing, FileNotFoundError, "README.md links to nowhere.md")
 
 
 def test_a_picture_of_the_readme_is_shown_on_light_and_on_dark_pages():
@@ -37,11 +33,6 @@ def test_a_picture_of_the_readme_is_shown_on_light_and_on_dark_pages():
         for look in ("light", "dark"):
             assert f"pictures/{name}_{look}.svg\n:alt: " in shown and f":class: only-{look}" in shown
             assert (assemble.charts.STATIC / f"{name}_{look}.svg").exists()
-
-
-def test_a_link_to_a_missing_file_is_an_error():
-    with pytest.raises(FileNotFoundError, match=r"README.md links to nowhere.md"):
-        assemble.linked("[x](nowhere.md)", "README.md", "index.md", set())
 
 
 def test_every_table_of_results_is_listed_with_its_date_and_where_its_figures_come_from():

@@ -8,10 +8,8 @@ import pytest
 from docs import charts, figures, notebooks
 
 TEXTS = {name: (figures.ROOT / name).read_text(encoding="utf-8") for name in figures.FILES}
-WORDS = {
-    name: " ".join((figures.ROOT / name).read_text(encoding="utf-8").split())
-    for name in ("README.md", *TEXTS, "docs/formats.md")
-}
+PAGES = "README.md", *TEXTS, "docs/formats.md"
+WORDS = {name: " ".join((figures.ROOT / name).read_text(encoding="utf-8").split()) for name in PAGES}
 REFINED = ("refine", "refine, coarse space")
 
 
@@ -67,47 +65,35 @@ def sentences() -> list[tuple[str, str]]:
         " and ".join(f"{dialects[name, d]:.2f}" for d in figures.DTYPES)
         for name in ("circuit", "like webbase-1M", "like G3_circuit")
     )
-    return [
-        (
-            "docs/measurements.md",
-            f"{circuit} times the speed of Triton without on the circuit, at {web} on `webbase-1M`, at {grid} on `G3",
-        ),
-        ("README.md", f"multiply by a sparse matrix {of_both:.1f} times as fast as cuSPARSE at its best"),
-        (
-            "docs/performance.md",
-            f"{coarse['iterations']} steps instead of {plain['iterations']}, in {coarse['ms']:.0f} ms",
-        ),
-        ("docs/performance.md", f"instead of {plain['ms']:.0f}, where `cg` in float64 takes {coarse['cg ms']:.0f} ms"),
-        ("docs/performance.md", f"with the same M and {plain['cg ms']:.0f} without"),
-        ("docs/formats.md", f"at most 50 in {quick} of {len(timed)} cases"),
-        ("README.md", f"at least as fast as cuSPARSE in {met} of {len(rows)} cases"),
-        ("docs/performance.md", f"runs at {unknown['float32']:.2f} (f32) and {unknown['float64']:.2f} (f64)"),
-        (
-            "README.md",
+    products = f"multiply by a sparse matrix {of_both:.1f} times as fast as cuSPARSE at its best"
+    of_a_step = f"takes {start:.1f} ms to start, and a step of `cg` at least {little['µs a step']:.1f} µs"
+    of_auto = f"{means['float32']:.3f} in float32 and {means['float64']:.3f} in float64"
+    refined = f"{coarse['iterations']} steps instead of {plain['iterations']}, in {coarse['ms']:.0f} ms"
+    in_cg = f"instead of {plain['ms']:.0f}, where `cg` in float64 takes {coarse['cg ms']:.0f} ms"
+    words = {
+        "README.md": (
+            *(products, f"at least as fast as cuSPARSE in {met} of {len(rows)} cases", of_auto, of_a_step),
             f"other matrices the means are {held_out['float32']:.3f} and {held_out['float64']:.3f}",
+            *(f"the least {worst:.3f}", f"at least {least:.3f} in the others"),
+            f"a step reaches {min(shares):.0%} of copy bandwidth".replace("%", " %"),
         ),
-        ("README.md", f"the least {worst:.3f}"),
-        (
-            "docs/performance.md",
-            f"the mean is {held_out['float32']:.2f} in float32 and {held_out['float64']:.2f} in float64",
-        ),
-        ("docs/performance.md", f"the least case {worst:.3f}"),
-        (
-            "docs/measurements.md",
+        "docs/formats.md": (f"at most 50 in {quick} of {len(timed)} cases",),
+        "docs/measurements.md": (
+            f"{circuit} times the speed of Triton without on the circuit, at {web} on `webbase-1M`, at {grid} on `G3",
             f"the worst choice, for cvxbqp1 in float32, runs at {min(r['worst'] for r in judged):.3f}",
-        ),
-        ("docs/measurements.md", f"In float32 the mean is {held_out['float32']:.2f}."),
-        ("README.md", f"{means['float32']:.3f} in float32 and {means['float64']:.3f} in float64"),
-        ("README.md", f"at least {least:.3f} in the others"),
-        ("README.md", f"takes {start:.1f} ms to start, and a step of `cg` at least {little['µs a step']:.1f} µs"),
-        ("README.md", f"a step reaches {min(shares):.0%} of copy bandwidth".replace("%", " %")),
-        ("docs/performance.md", f"the means would be {before[0]:.2f} and {before[1]:.2f}"),
-        (
-            "docs/measurements.md",
+            f"In float32 the mean is {held_out['float32']:.2f}.",
             f"(performance.md#products-on-a-gpu) has {graph['float32']:.2f} and {graph['float64']:.2f}",
         ),
-        ("docs/performance.md", "`cg` with multigrid takes {}, {} and {} steps".format(*counts)),
-    ]
+        "docs/performance.md": (
+            *(refined, in_cg),
+            f"with the same M and {plain['cg ms']:.0f} without",
+            f"runs at {unknown['float32']:.2f} (f32) and {unknown['float64']:.2f} (f64)",
+            f"the mean is {held_out['float32']:.2f} in float32 and {held_out['float64']:.2f} in float64",
+            *(f"the least case {worst:.3f}", f"the means would be {before[0]:.2f} and {before[1]:.2f}"),
+            "`cg` with multigrid takes {}, {} and {} steps".format(*counts),
+        ),
+    }
+    return [(name, sentence) for name, of_page in words.items() for sentence in of_page]
 
 
 @pytest.mark.parametrize(("name", "words"), sentences())
@@ -126,9 +112,8 @@ def test_the_charts_of_the_readme_are_those_of_the_results(name, look):
 def test_a_chart_has_every_label_and_nothing_beyond_its_edges(name):
     panels = list(charts.CHARTS[name][1]())
     drawn = charts.drawn(panels, "dark")
-    assert all(
-        f">{html.escape(label.replace('`', ''))}</text>" in drawn for panel in panels for label, _ in panel.groups
-    )
+    labels = (html.escape(label.replace("`", "")) for panel in panels for label, _ in panel.groups)
+    assert all(f">{label}</text>" in drawn for label in labels)
     for x, width in re.findall(r'<rect x="([\d.]+)" .*?width="([-\d.]+)"', drawn):
         assert float(width) >= 0 and float(x) + float(width) <= charts.WIDTH
 
