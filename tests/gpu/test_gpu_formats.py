@@ -9,14 +9,13 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
+from jaxsparse_fmt.formats import csr5_tiles
 from tests.oracle import assert_close, assert_product, assert_same_storage, draw, wide
 from tests.zoo import ALL, CASES, FIRST_LAYOUTS, LAYOUTS, SORTED, Layout
 
 pytestmark = pytest.mark.gpu
 
-DIALECTS = ["triton", "mosaic"]
-every_dialect = pytest.mark.parametrize("dialect", DIALECTS)
-every_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+every_dialect = pytest.mark.parametrize("dialect", ["triton", "mosaic"])
 
 
 @functools.cache
@@ -76,29 +75,20 @@ def test_products_are_right_and_the_same_in_every_run(layout, stored, vector, co
 
 
 ONE_LANE = [
-    Layout("csr", (("threads_per_row", 1),)),
-    Layout("ell"),
-    Layout("ellr"),
-    Layout("hll", (("slice_size", 128),)),
-    Layout("hll", (("slice_size", 96), ("sigma", 1 << 20))),
-    Layout("jds"),
-    Layout("pjds"),
-    Layout("pellr"),
-    Layout("sell"),
+    *(Layout("csr", (("threads_per_row", 1),)), *map(Layout, ("ell", "ellr", "jds", "pjds", "pellr", "sell"))),
+    *(Layout("hll", (("slice_size", 128),)), Layout("hll", (("slice_size", 96), ("sigma", 1 << 20)))),
 ]
-KEPT = Layout("csr5", (("tile_shape", (512, 32)), ("keep_sums", True)))
-TILES = [*(Layout("csr5", (("tile_shape", shape),)) for shape in ((128, 8), (512, 32))), KEPT]
+
+
+def csr5(tile_shape: tuple[int, int], **options: int) -> Layout:
+    return Layout("csr5", (("tile_shape", tile_shape), *options.items()))
+
+
+TILES = [csr5((128, 8)), csr5((512, 32)), csr5((512, 32), keep_sums=True)]
 # Several lanes a row, or two parts of one.
 SHARED = [
-    Layout("coo"),
-    Layout("csr"),
-    *TILES,
-    Layout("csr5", (("tile_shape", (512, 32)), ("hot", 1000))),
-    Layout("ellr", (("threads_per_row", 4),)),
-    Layout("ellrt", (("threads_per_row", 8),)),
-    Layout("biell"),
-    Layout("bijad"),
-    Layout("hyb"),
+    *(*map(Layout, ("coo", "csr", "biell", "bijad", "hyb")), *TILES, csr5((512, 32), hot=1000)),
+    *(Layout("ellr", (("threads_per_row", 4),)), Layout("ellrt", (("threads_per_row", 8),))),
     Layout("bsr", (("block_shape", (2, 2)),)),
 ]
 
@@ -167,39 +157,69 @@ def test_what_is_chosen_here_multiplies_right(make, format, dialect, rng):
     np.testing.assert_allclose(product(A, x), S @ x, rtol=1e-12, atol=1e-12 * abs(S).max() * np.abs(x).max() * 200)
 
 
-MATRICES = {
-    "irregular": lambda: irregular(1000),
-    "stencil": lambda: jsf.gallery.poisson(40),
-    "blocks": lambda: jsf.gallery.elasticity(12),
-}
+MATRICES = lambda: irregular(1000), lambda: jsf.gallery.poisson(40), lambda: jsf.gallery.elasticity(12)
 
 
-@every_layout
-@pytest.mark.parametrize("name", MATRICES)
-def test_a_conversion_on_the_gpu_is_the_hosts(layout, name):
-    S = MATRICES[name]()
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("make", MATRICES, ids=["irregular", "stencil", "blocks"])
+def test_a_conversion_on_the_gpu_is_the_hosts(layout, make):
+    S = make()
     assert_same_storage(jsf.from_scipy(S, "csr").asformat(layout.format, **dict(layout.options)), layout.of(S))
+
+
+MORE_TILES = [csr5((1024, 8)), csr5((128, 8), keep_sums=True)]  # the last cut, and kept
+N_ROWS, N_COLS = 5000, 1_000_000
+SLOTS = np.arange(150)  # of numbers that rows read, and the columns that these have
+NEAR, MESHED, FAR = SLOTS, SLOTS // 8 * 3000 + SLOTS % 8, 1000 + 6000 * SLOTS
+
+
+@functools.cache
+def near_and_far() -> dict[str, sp.csr_array]:
+    """The same rows, many of them cut in small tiles and some empty, with columns near, in windows, or far apart."""
+    rng = np.random.default_rng(4)
+    lengths = rng.integers(0, 40, N_ROWS)
+    lengths[[7, 2500]], lengths[::97] = (150, 149), 0
+    slots = np.concatenate([np.sort(rng.choice(SLOTS, n, replace=False)) for n in lengths])
+    early = np.repeat(np.arange(N_ROWS) < 2000, lengths)
+    columns = {"narrow": NEAR[slots], "meshed": MESHED[slots], "wide": np.where(early, NEAR[slots], FAR[slots])}
+    data, ends = rng.standard_normal(slots.size), np.append(0, np.cumsum(lengths))
+    return {kind: sp.csr_array((data, col, ends), (N_ROWS, N_COLS)) for kind, col in columns.items()}
+
+
+@every_dialect
+@pytest.mark.parametrize("p", [1, 5, 12])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("layout", [*TILES, *MORE_TILES], ids=str)
+def test_narrow_and_wide_columns_give_the_same_bits_in_every_run(layout, dtype, p, dialect, rng, monkeypatch):
+    """Sums pass from lane to lane; so few places are spare that long rows are cut."""
+    monkeypatch.setattr(csr5_tiles, "SPARE", 160)
+    x, results = np.zeros((N_COLS, p)), []
+    x[NEAR] = x[MESHED] = x[FAR] = rng.standard_normal((SLOTS.size, p))
+    x = jnp.asarray(x, dtype)
+    for kind, S in near_and_far().items():
+        A = layout.of(S, dtype=dtype, backend=dialect)
+        stored = {name for name in ("col_base", "windows", "marked_col") if getattr(A, name) is not None}
+        assert stored == {{"narrow": "col_base", "meshed": "windows", "wide": "marked_col"}[kind]}
+        assert (A.long_rows is not None) == (dict(layout.options)["tile_shape"] == (128, 8))
+        results += [np.asarray(product(A, x)) for _ in range(3)]
+        assert_close(results[-1], S @ wide(x), longest_sum(S, x), dtype)
+    for other in results[1:]:
+        np.testing.assert_array_equal(results[0], other)
 
 
 # ------------------------------------------------------------------------ beyond the limits of a grid and of 31 bits
 
 
 @every_dialect
-def test_a_batch_beyond_65535_fits_the_grid(dialect):
+def test_a_batch_beyond_65535_and_columns_beyond_as_many_blocks_fit_the_grid(dialect):
     """CUDA's second and third grid axes end there; the Jacobian with respect to 70,000 entries must not."""
-    A = Layout("csr").of(CASES["explicit_zero"].scipy(np.float32), backend=dialect)
+    case, p = CASES["explicit_zero"], 8 * 65536 + 1
+    A = Layout("csr").of(case.scipy(np.float32), backend=dialect)
     D = jnp.arange(70_000, dtype=jnp.float32)[:, None] * jnp.ones(A.nnz, jnp.float32)
     got = jax.jit(jax.vmap(lambda data: A.with_data(data) @ jnp.ones(4, jnp.float32)))(D)
-    lengths = CASES["explicit_zero"].pattern().sum(axis=1)
-    np.testing.assert_array_equal(got, np.arange(70_000)[:, None] * lengths)
-
-
-@every_dialect
-def test_columns_beyond_65535_blocks_fit_the_grid(dialect):
-    A = Layout("csr").of(CASES["explicit_zero"].scipy(np.float32), backend=dialect)
-    p = 8 * 65536 + 1
+    np.testing.assert_array_equal(got, np.arange(70_000)[:, None] * case.pattern().sum(axis=1))
     X = jnp.broadcast_to(jnp.arange(p, dtype=jnp.float32), (4, p))
-    np.testing.assert_array_equal(A @ X, CASES["explicit_zero"].dense().sum(axis=1)[:, None] * np.arange(p))
+    np.testing.assert_array_equal(A @ X, case.dense().sum(axis=1)[:, None] * np.arange(p))
 
 
 @every_dialect
