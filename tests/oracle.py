@@ -64,10 +64,11 @@ def assert_same_storage(got: Any, want: Any) -> None:
         np.testing.assert_array_equal(a, b)
 
 
-def assert_refused(call: Any, error: type[Exception], words: str) -> None:
-    """call() raises `error`, and its text has the regular expression `words`."""
-    with pytest.raises(error, match=words):
+def assert_refused(call: Any, error: type[Exception], words: str) -> str:
+    """call() raises `error`, and its text, which is returned, has the regular expression `words`."""
+    with pytest.raises(error, match=words) as refusal:
         call()
+    return str(refusal.value)
 
 
 def assert_derivatives_agree(

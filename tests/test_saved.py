@@ -2,7 +2,6 @@
 
 import io
 import json
-import re
 import zipfile
 
 import jax
@@ -123,8 +122,7 @@ def test_a_wrong_file_is_refused_in_words(changes, words, path):
     jsf.save(path, jsf.from_scipy(S, "hll", slice_size=4))
     assert jsf.load(path).nnz == S.nnz
     rewritten(path, **changes)
-    for of_refusal in (words, re.escape(str(path))):
-        assert_refused(lambda: jsf.load(path), ValueError, of_refusal)
+    assert str(path) in assert_refused(lambda: jsf.load(path), ValueError, words)
 
 
 def test_an_option_that_is_newer_than_the_file_has_its_default(path):

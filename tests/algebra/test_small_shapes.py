@@ -59,6 +59,7 @@ SIZES = [
     *((0, 3, 0, 0), (3, 0, 0, 0), (1, 1, 1, 30), (1, 6, 4, 9), (6, 1, 4, 4), (2, 2, 0, 0), (2, 2, 3, 5), (7, 5, 9, 20)),
     *((1, 17, 17, 40), (9, 9, 30, 30)),
 ]
+TRIANGLES = (jsf.tril, np.tril, 1), (jsf.triu, np.triu, -1)
 
 
 @pytest.mark.parametrize(("rows", "cols", "nnz", "k"), few(SIZES, 2), ids=str)
@@ -67,29 +68,19 @@ def test_operators_and_plans_of_small_matrices_are_those_of_dense_ones(rows, col
         (A, a, of_a), (D, d, of_d), (B, b, of_b) = (
             assembled(rng, shape, nnz, k) for shape in ((rows, cols), (rows, cols), (cols, rows))
         )
-        made = of_a.astype(int) @ of_b.astype(int) > 0
+        made, of_both = of_a.astype(int) @ of_b.astype(int) > 0, of_a.T.astype(int) @ of_d.astype(int) > 0
+        of_kron, blocks = np.kron(of_a, of_b), ((a, d, b), (of_a, of_d, of_b))
         at, to = rng.integers(0, max(rows, 1), min(rows, 4)), rng.integers(0, max(cols, 1), min(cols, 3))
         for got, want, there in (
-            (A, a, of_a),
-            (A + D, a + d, of_a | of_d),
-            (A - D, a - d, of_a | of_d),
-            (A + B.T, a + b.T, of_a | of_b.T),
-            (A.multiply(D), a * d, of_a & of_d),
-            (A @ B, a @ b, made),
-            (A.T @ D, a.T @ d, of_a.T.astype(int) @ of_d.astype(int) > 0),
+            *((A, a, of_a), (A + D, a + d, of_a | of_d), (A - D, a - d, of_a | of_d)),
+            *((A.multiply(D), a * d, of_a & of_d), (A @ B, a @ b, made), (jsf.plan.matmul(A, B)(A, B), a @ b, made)),
+            *((A.T @ D, a.T @ d, of_both), (A + B.T, a + b.T, of_a | of_b.T)),
             (jsf.plan.add(A, D)(A, D), a + d, of_a | of_d),
             (jsf.plan.multiply(A, D)(A, D, jax.numpy.multiply), a * d, of_a & of_d),
-            (jsf.plan.matmul(A, B)(A, B), a @ b, made),
-            (jsf.tril(A, 1), np.tril(a, 1), np.tril(of_a, 1)),
-            (jsf.triu(A, -1), np.triu(a, -1), np.triu(of_a, -1)),
-            (jsf.prune(A, 2), np.where(abs(a) > 2, a, 0), abs(a) > 2),
-            (
-                jsf.block([[A, None], [D, B.T]]),
-                *(np.block([[m, 0 * m], [n, o.T]]) for m, n, o in ((a, d, b), (of_a, of_d, of_b))),
-            ),
-            (jsf.kron(A, B), np.kron(a, b), np.kron(of_a, of_b)),
-            (A[at][:, to], a[at][:, to], of_a[at][:, to]),
-            (A[::-1, 1:], a[::-1, 1:], of_a[::-1, 1:]),
+            *((ours(A, k), dense(a, k), dense(of_a, k)) for ours, dense, k in TRIANGLES),
+            *((jsf.prune(A, 2), np.where(abs(a) > 2, a, 0), abs(a) > 2), (jsf.kron(A, B), np.kron(a, b), of_kron)),
+            (jsf.block([[A, None], [D, B.T]]), *(np.block([[m, 0 * m], [n, o.T]]) for m, n, o in blocks)),
+            *((A[at][:, to], a[at][:, to], of_a[at][:, to]), (A[::-1, 1:], a[::-1, 1:], of_a[::-1, 1:])),
         ):
             same(got, want, there)
         row, col = np.nonzero(of_a)

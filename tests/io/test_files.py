@@ -103,11 +103,9 @@ def headed(shape: str) -> bytes:
     [
         ("b.csv", b"1\n", ": unknown extension; use one of .mtx, .mtx.gz, .npy, .txt"),
         ("b.txt", b"1\n2\nthree\n", ", line 3: 'three' is not a number"),
-        ("b.txt", b"1 2\n3 4\n", ": a vector has shape"),
-        ("b.txt", b"1 2\n3\n", ": not one number on each line"),
+        *(("b.txt", b"1 2\n3 4\n", ": a vector has shape"), ("b.txt", b"1 2\n3\n", ": not one number on each line")),
         ("b.txt", b"# nothing\n", ": not one number on each line"),
-        ("b.txt", b"\xff\xfe1\x00", ", line 1: "),
-        ("b.npy", b"1\n2\n", ": not a .npy file of numbers"),
+        *(("b.txt", b"\xff\xfe1\x00", ", line 1: "), ("b.npy", b"1\n2\n", ": not a .npy file of numbers")),
         ("b.npy", saved(np.array(["a", "b"])), " must hold numbers, got dtype <U1"),
         ("b.npy", saved(np.array([None])), ": not a .npy file of numbers"),
         ("b.npy", saved(np.arange(1000.0))[:-8], ": not a .npy file of numbers"),
