@@ -9,7 +9,6 @@ from jaxsparse_fmt.distributed import halo
 DEVICES = 8
 MESH = jax.make_mesh((DEVICES,), ("rows",), devices=jax.devices("cpu")[:DEVICES])  # also where there are GPUs
 
-
 KINDS = {"permute": -(2**60), "all_to_all": 2**60}
 
 

@@ -1,12 +1,10 @@
 """Every method on a matrix over several devices: solves, gradients by b and by entries, refinement, preconditioners.
 
-    python -m tests.distributed.reach                       all devices of one process
     python -m tests.distributed.reach 0 12345 2 &           one of two processes, which meet at a port of this machine
     python -m tests.distributed.reach 1 12345 2
 
 Prints for each row the error, relative to what dense algebra gives, or the words by which it was refused. A row that
-takes longer than LIMIT seconds ends the process with its stack. REACH_ROWS, a regular expression, chooses rows,
-and REACH_COLUMNS makes the mesh of two axes.
+takes longer than LIMIT seconds ends the process with its stack. REACH_ROWS, a regular expression, chooses rows.
 """
 
 import faulthandler
@@ -19,7 +17,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-LIMIT = int(os.environ.get("REACH_LIMIT", "120"))
+LIMIT = 120
 
 
 def rows() -> dict[str, Callable[[], float]]:
@@ -33,14 +31,12 @@ def rows() -> dict[str, Callable[[], float]]:
     import solvers
     from solvers import precond
 
-    S = jsf.gallery.poisson(int(os.environ.get("REACH_SIDE", "6"))).tocsr()
+    S = jsf.gallery.poisson(6).tocsr()
     n, b = S.shape[0], np.cos(np.arange(S.shape[0]))
     x = np.linalg.solve(S.toarray(), b)
     y = np.linalg.solve(S.toarray().T, 2 * x)  # the gradient of ‖x‖² by b
     row, col = S.tocoo().coords
-    columns = int(os.environ.get("REACH_COLUMNS", "1"))  # along an axis whose devices hold copies
-    axes = {"rows": jax.device_count() // columns} | ({"copies": columns} if columns > 1 else {})
-    mesh = jax.make_mesh(tuple(axes.values()), tuple(axes))
+    mesh = jax.make_mesh((jax.device_count(),), ("rows",))
     A = jsf.shard(S, mesh, by="rows")
     inverse = jsf.shard(sp.csr_array(np.linalg.inv(S.toarray())), mesh, by="rows", format="csr")
     W = np.repeat(np.eye(4), n // 4, axis=0)
@@ -54,17 +50,18 @@ def rows() -> dict[str, Callable[[], float]]:
         assert bool(np.all(np.asarray(sol.success))), sol.status
         return error(sol.x, x)
 
+    def loss(A: Any, data: Any, b: Any, solver: Any) -> jax.Array:
+        return jnp.sum(solver(A if data is None else A.with_data(data), b, rtol=1e-11).x ** 2)
+
     def by_b(solver: Any) -> float:
-        return error(jax.grad(lambda b: jnp.sum(solver(A, b, rtol=1e-11).x ** 2))(A.basis.placed(b)), y)
+        return error(jax.grad(loss, 2)(A, None, A.basis.placed(b), solver), y)
 
     def by_entries(solver: Any) -> float:
-        loss = lambda data: jnp.sum(solver(A.with_data(data), b, rtol=1e-11).x ** 2)  # noqa: E731
-        return error(jax.grad(loss)(A.data), -y[row] * x[col])
+        return error(jax.grad(loss, 1)(A, A.data, b, solver), -y[row] * x[col])
 
     def inside_jit(solver: Any) -> float:
-        loss = lambda A, data, b: jnp.sum(solver(A.with_data(data), b, rtol=1e-11).x ** 2)  # noqa: E731
-        gradient = jax.jit(jax.grad(loss, argnums=(1, 2)))(A, A.data, A.basis.placed(b))
-        return max(error(gradient[0], -y[row] * x[col]), error(gradient[1], y))
+        of_data, of_b = jax.jit(jax.grad(loss, (1, 2)), static_argnums=3)(A, A.data, A.basis.placed(b), solver)
+        return max(error(of_data, -y[row] * x[col]), error(of_b, y))
 
     def eigenvalues(found: Any) -> float:
         want = np.linalg.eigvalsh(S.toarray())
@@ -77,14 +74,12 @@ def rows() -> dict[str, Callable[[], float]]:
         if name != "lsmr":
             table[f"{name}, refine"] = functools.partial(solved, solvers.refine, method=name, dtype="float32")
     makers = {
-        "jacobi": lambda: precond.jacobi(A),
-        "block_jacobi": lambda: precond.block_jacobi(A, 3),
+        **{"jacobi": lambda: precond.jacobi(A), "block_jacobi": lambda: precond.block_jacobi(A, 3)},
         "chebyshev": lambda: precond.chebyshev(A, M=precond.jacobi(A)),
         "schwarz": lambda: precond.schwarz(A, precond.incomplete_cholesky),
         "coarse_space": lambda: precond.coarse_space(A, W, precond.schwarz(A, solvers.factorized)),
         "multigrid": lambda: precond.multigrid(A, max_coarse=20),
-        "a sharded matrix": lambda: inverse,
-        "numbers": lambda: 1 / S.diagonal(),
+        **{"a sharded matrix": lambda: inverse, "numbers": lambda: 1 / S.diagonal()},
         "a function": lambda: lambda r: r / 6,
     }
     table |= {f"cg with {name}": lambda make=make: solved(solvers.cg, M=make()) for name, make in makers.items()}
@@ -106,12 +101,11 @@ def rows() -> dict[str, Callable[[], float]]:
     return {name: row for name, row in table.items() if re.search(os.environ.get("REACH_ROWS", ""), name)}
 
 
-def main(process: int = 0, port: int = 0, processes: int = 1) -> None:
+def main(process: int, port: int, processes: int) -> None:
     import jax
 
     jax.config.update("jax_enable_x64", True)
-    if processes > 1:
-        jax.distributed.initialize(f"127.0.0.1:{port}", processes, process)
+    jax.distributed.initialize(f"127.0.0.1:{port}", processes, process)
     for name, row in rows().items():
         faulthandler.dump_traceback_later(LIMIT, exit=True)
         begin, told = time.perf_counter(), {}

@@ -14,27 +14,18 @@ from jaxsparse_fmt.distributed.distribution import Distribution
 from solvers import cg, eigsh, precond, solve
 from tests.distributed.problems import MESH
 from tests.distributed.programs import facts
-from tests.marks import few
+from tests.marks import deep, few
 
 S = sp.csr_array(jsf.gallery.poisson(32, dim=2))  # 1024 unknowns, 128 a device
 N = S.shape[0]
 STRIDED = np.concatenate([np.arange(N)[k::8] for k in range(8)])  # every device has unknowns of every block
 
 
-@jax.jit
-def product(A, x):
-    return A @ x, A.T @ x
+product = jax.jit(lambda A, x: (A @ x, A.T @ x))
+ORDERS = {}, {"reorder": "rcm"}, {"reorder": STRIDED}, {"by": jsf.boxes((32, 32), 8)}
 
 
-ORDERS = {
-    "users order": {},
-    "rcm": {"reorder": "rcm"},
-    "strided": {"reorder": STRIDED},
-    "boxes": {"by": jsf.boxes((32, 32), 8)},
-}
-
-
-@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
+@pytest.mark.parametrize("order", ORDERS, ids=["users", "rcm", "strided", "boxes"])
 def test_a_users_vectors_lie_in_blocks_and_keep_their_order(order):
     A = jsf.shard(S, MESH, format="ell", **order)
     x = np.random.default_rng(0).standard_normal(N)
@@ -119,10 +110,7 @@ def test_do_vectors_enter_and_leave_in_few_rounds_where_rows_grow_longer(devices
         assert program.count("ppermute[") <= 6  # the even blocks that a piece meets
 
 
-@pytest.mark.parametrize(
-    ("devices", "format"),
-    [(7, "csr"), *(pytest.param(*case, marks=pytest.mark.deep) for case in ((3, "sell"), (5, "dia"), (7, "bsr")))],
-)
+@pytest.mark.parametrize(("devices", "format"), [(7, "csr"), deep(3, "sell"), deep(5, "dia"), deep(7, "bsr")])
 def test_odd_numbers_of_devices_give_what_one_gives(devices, format):
     mesh = jax.make_mesh((devices,), ("rows",), devices=MESH.devices[:devices])
     by, rng = jsf.boxes((32, 32), devices), np.random.default_rng(1)

@@ -2,12 +2,12 @@
 
 import functools
 
-import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt.choose import ranking
 from tests.distributed.problems import MESH, irregular
+from tests.oracle import assert_refused
 
 ROWS = 120  # of a device
 
@@ -58,5 +58,4 @@ def test_under_a_limit_all_take_the_best_that_fits(plain_xla):
     assert best.shards.blocks[0].name == "ell"
     tight = jsf.shard(S, MESH, mode="vector", by="rows", max_bytes=size - 1)
     assert tight.shards.blocks[0].name != "ell" and tight.shards.blocks[0].nbytes <= 8 * size
-    with pytest.raises(ValueError, match="max_bytes=10 allows none"):
-        jsf.shard(S, MESH, max_bytes=10)
+    assert_refused(lambda: jsf.shard(S, MESH, max_bytes=10), ValueError, "max_bytes=10 allows none")

@@ -27,19 +27,15 @@ def dense(data, b):
 def derivatives(x_of, order):
     """x, its vjp and its jvp by entries and b; with order 2 the derivatives of a gradient, forward and reverse."""
 
-    def loss(data, b):
-        return jnp.sum(jnp.sin(x_of(data, b)))
+    gradient = jax.grad(lambda data, b: jnp.sum(jnp.sin(x_of(data, b))), (0, 1))
+
+    def along(*given):
+        return sum(map(jnp.vdot, gradient(*given), TANGENTS))
 
     def found(data, b):
-        x, back = jax.vjp(x_of, data, b)
-        first = x, back(jnp.cos(x)), jax.jvp(x_of, (data, b), TANGENTS)[1]
         if order == 1:
-            return first
-        gradient = jax.grad(loss, (0, 1))
-
-        def along(*given):
-            return sum(map(jnp.vdot, gradient(*given), TANGENTS))
-
+            x, back = jax.vjp(x_of, data, b)
+            return x, back(jnp.cos(x)), jax.jvp(x_of, (data, b), TANGENTS)[1]
         return jax.jvp(gradient, (data, b), TANGENTS)[1], jax.grad(along, (0, 1))(data, b)
 
     return found

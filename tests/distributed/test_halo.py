@@ -1,7 +1,5 @@
-"""The halo plan: what each device has in its buffer, which kind of exchange is taken, and what need not wait."""
+"""The halo plan: which kind of exchange is taken, how long buffers are, and what need not wait."""
 
-import functools
-import itertools
 import math
 import re
 
@@ -11,79 +9,35 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import scipy.spatial
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt.distributed import halo
 from jaxsparse_fmt.distributed.delivery import needed
 from jaxsparse_fmt.distributed.distribution import Distribution
-from jaxsparse_fmt.gallery import poisson
-from tests.distributed.problems import DEVICES, KINDS, MESH, irregular, take
+from tests.distributed.problems import KINDS, MESH, take
 
-STARTS = np.array([0, 11, 11, 30, 41, 52, 80, 84, 90])  # one piece is empty
-
-
-def needs_of(S, starts):
-    ptr = S.indptr[starts]
-    return {k: needed(S.indices[ptr[k] : ptr[k + 1]], starts[k], starts[k + 1]) for k in range(len(starts) - 1)}
-
-
-def pieces(x, starts):
-    size = np.diff(starts).max()
-    return np.stack([np.pad(x[a:b], (0, size - (b - a))) for a, b in itertools.pairwise(starts)])
+PARTITIONS = [  # devices, steps to neighbours, unknowns; the kind, and its width in unknowns of a device
+    (8, (-1, 1), 40, "all_to_all", 8),  # small pieces, of the coarse levels of multigrid too
+    *((4, (-2, -1, 1), 600, "all_to_all", 4), (64, range(-20, 21), 2000, "all_to_all", 64)),
+    (4, range(-3, 4), 600_000, "all_to_all", 4),  # as much over the links, whose own lists cross none
+    *((8, (-1, 1), 512**2, "permute", 2), (64, range(-2, 3), 100_000, "permute", 4)),  # the faces of slabs
+    (2, (-1, 1), 10, "permute", 1),  # two devices send each other all that they need in one permute
+    (64, (-1, 1), 40, "permute", 2),  # few neighbours among many devices
+]
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "strips"])
-def test_every_needed_unknown_arrives_where_the_plan_says_and_goes_home(kind, monkeypatch):
-    S, starts = (poisson(90, dim=1), np.arange(9) * 90 // 8) if kind == "strips" else (irregular(), STARTS)
-    take("permute" if kind == "strips" else kind, monkeypatch)
-    needs = needs_of(S, starts)
-    over = Distribution.of(MESH, "rows", np.diff(starts))
-    plan = halo.plan(needs, over)
-    spec, how = PartitionSpec("rows"), over.spread(plan.how)
-    x = pieces(np.arange(90) + 100, starts)
-
-    @jax.jit
-    @functools.partial(jax.shard_map, mesh=Mesh(MESH.devices, MESH.axis_names), in_specs=spec, out_specs=spec)
-    def travel(x, how, used):
-        how = jax.tree.map(lambda a: a[0], how)
-        h = halo.exchange(x[0], how)
-        back = jax.linear_transpose(lambda x: halo.exchange(x, how), x[0])
-        return h[None], back(jnp.where(used[0], h, 0))[0][None]
-
-    used = np.array([np.isin(np.arange(plan.width), plan.slots[k]) for k in range(DEVICES)])
-    buffers, home = map(np.asarray, travel(x, how, used))
-    assert buffers.shape[1] == plan.width and len(how.sizes) == {"strips": 2, "permute": 8, "all_to_all": 1}[kind]
-    for k in range(DEVICES):
-        np.testing.assert_array_equal(buffers[k, plan.slots[k]], needs[k] + 100)
-    times = np.bincount(np.concatenate([*needs.values()]), minlength=90)  # that each unknown was sent
-    np.testing.assert_array_equal(home, pieces((np.arange(90) + 100) * times, starts))
-
-
-@pytest.mark.parametrize(
-    ("devices", "steps", "unknowns", "kind", "width"),
-    [
-        (8, (-1, 1), 40, "all_to_all", 8 * 40),  # small pieces, of the coarse levels of multigrid too
-        (4, (-2, -1, 1), 600, "all_to_all", 4 * 600),
-        (4, range(-3, 4), 600_000, "all_to_all", 4 * 600_000),  # as much over the links, whose own lists cross none
-        (8, (-1, 1), 512**2, "permute", 2 * 512**2),  # the faces of slabs
-        (2, (-1, 1), 10, "permute", 10),  # two devices send each other all that they need in one permute
-        (64, range(-20, 21), 2000, "all_to_all", 64 * 2000),
-        (64, range(-2, 3), 100_000, "permute", 4 * 100_000),
-        (64, (-1, 1), 40, "permute", 2 * 40),  # few neighbours among many devices
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("devices", "steps", "size", "kind", "times"), PARTITIONS, ids=str)
 def test_small_pieces_and_many_neighbours_take_one_collective_and_large_faces_permutes(
-    devices, steps, unknowns, kind, width
+    devices, steps, size, kind, times
 ):
     """Lists of all devices bring at most 2 MiB more for each permute that they save, and at most 4 times the halo."""
-    starts = np.arange(devices + 1) * unknowns
+    starts = np.arange(devices + 1) * size
     sources = {k: [k + d for d in steps if d and 0 <= k + d < devices] for k in range(devices)}
     needs = {k: np.concatenate([np.arange(starts[s], starts[s + 1]) for s in of]) for k, of in sources.items()}
     mesh = Mesh(np.resize(MESH.devices, devices), ("rows",))
     how = halo.plan(needs, Distribution.of(mesh, "rows", np.diff(starts))).how[0]
-    assert (how.pairs is None, how.width) == (kind == "all_to_all", width)
+    assert (how.pairs is None, how.width) == (kind == "all_to_all", times * size)
 
 
 @pytest.mark.parametrize("devices", [64, 512])

@@ -13,9 +13,10 @@ from jaxsparse_fmt.distributed import build
 from solvers import cg, gmres
 from tests.distributed.problems import DEVICES, MESH, irregular
 from tests.distributed.test_matrix import S, X, close
+from tests.oracle import assert_refused
 
 REVERSE = jax.sharding.Mesh(MESH.devices[::-1], ("rows",))
-WIDE, rows_of = irregular(90, 40), lambda a, b: S[a:b]
+WIDE, OF_ALL = irregular(90, 40), {"S": S, "mesh": MESH}
 PART = "by must give each of {} unknowns one of the parts 0 to 7; got shape {}"
 
 OF_SHARD = [
@@ -48,16 +49,12 @@ OF_ROWS = [
 ]
 
 
-@pytest.mark.parametrize(("options", "error", "words"), OF_SHARD)
-def test_a_matrix_is_refused_with_options_that_make_no_sense(options, error, words):
-    with pytest.raises(error, match=re.escape(words)):
-        jsf.shard(**{"S": S, "mesh": MESH} | options)
-
-
-@pytest.mark.parametrize(("options", "error", "words"), OF_ROWS)
-def test_rows_are_refused_with_options_that_make_no_sense(options, error, words):
-    with pytest.raises(error, match=re.escape(words)):
-        jsf.shard_from_rows(**{"rows_of": rows_of, "n": 90, "mesh": MESH, "format": "ell"} | options)
+@pytest.mark.parametrize(("options", "error", "words"), OF_SHARD + OF_ROWS)
+def test_options_that_make_no_sense_are_refused(options, error, words):
+    of_rows = {"rows_of": lambda a, b: S[a:b], "n": 90, "mesh": MESH, "format": "ell"}
+    is_of_rows = {"rows_of", "starts", "n"}.issuperset(options)
+    make, given = (jsf.shard_from_rows, of_rows) if is_of_rows else (jsf.shard, OF_ALL)
+    assert_refused(lambda: make(**given | options), error, re.escape(words))
 
 
 def test_does_shard_warn_where_a_host_has_gpus_that_no_process_took(monkeypatch):
@@ -78,19 +75,18 @@ def test_a_report_is_of_the_matrix_that_it_is_asked_of():
 
 def test_vectors_and_data_of_the_wrong_length_are_refused():
     B = jsf.shard(S, MESH, format="ell")
-    with pytest.raises(ValueError, match=r"of shape \(90,\) or \(90, p\); got \(89,\)"):
-        B @ np.ones(89)
-    with pytest.raises(ValueError, match=rf"data must have shape \({S.nnz},\)"):
-        B.with_data(np.ones(3))
-    with pytest.raises(ValueError, match=rf"\({B.basis.places},\)"):
-        B.in_basis @ np.ones(90)
+    assert_refused(lambda: B @ np.ones(89), ValueError, r"of shape \(90,\) or \(90, p\); got \(89,\)")
+    assert_refused(lambda: B.with_data(np.ones(3)), ValueError, rf"data must have shape \({S.nnz},\)")
+    assert_refused(lambda: B.in_basis @ np.ones(90), ValueError, rf"\({B.basis.places},\)")
+    assert_refused(lambda: B[1], TypeError, r"no A\[1\]: .*to_scipy\(\)\[1\]")
+    with pytest.raises(TypeError, match="cannot change"):
+        B[0, 0] = 1
 
 
 def test_a_vector_outside_the_mesh_is_told_where_to_go():
-    mesh = jax.sharding.Mesh(jax.devices()[:4], ("rows",))
-    B = jsf.shard(S, mesh, format="ell")
-    with pytest.raises(ValueError, match=r"outside the mesh of the matrix; place it with"):
-        B @ jax.device_put(X[:, 0], jax.devices()[7])
+    B = jsf.shard(S, jax.sharding.Mesh(jax.devices()[:4], ("rows",)), format="ell")
+    outside = jax.device_put(X[:, 0], jax.devices()[7])
+    assert_refused(lambda: B @ outside, ValueError, "outside the mesh of the matrix; place it with")
     close(B @ jax.device_put(X[:, 0], jax.devices()[2]), S @ X[:, 0])
 
 
@@ -110,20 +106,17 @@ def test_a_matrix_that_was_moved_is_told_what_to_do(where):
     uses = (lambda: M @ X, lambda: M.T @ X, lambda: M.data, lambda: M.diagonal(), lambda: M.todense())
     more = (lambda: M.with_data(S.data), lambda: M.scale_rows(X[:, 0]), lambda: cg(M, X[:, 0]), lambda: M.basis)
     for use in (*uses, *more):
-        with pytest.raises(ValueError, match=r"was moved to .*; leave it out of jax.device_put, or make it anew by"):
-            use()
+        assert_refused(use, ValueError, "was moved to .*; leave it out of jax.device_put, or make it anew by")
 
 
 @pytest.mark.parametrize("reorder", [None, np.arange(90)], ids=["as it is", "renumbered"])
 def test_what_must_be_free_is_what_a_device_will_hold(reorder, monkeypatch):
-    options = {"format": "ell", "reorder": reorder}
-    each = jsf.shard(S, MESH, **options).nbytes // DEVICES
-    free = each
+    shard = lambda: jsf.shard(S, MESH, format="ell", reorder=reorder)  # noqa: E731
+    free = shard().nbytes // DEVICES
     monkeypatch.setattr(type(MESH.devices.flat[0]), "memory_stats", lambda self: {"bytes_limit": free})
-    jsf.shard(S, MESH, **options)
-    free = each - 1
-    with pytest.raises(ValueError, match="use more devices"):
-        jsf.shard(S, MESH, **options)
+    assert shard().nbytes // DEVICES == free
+    free -= 1
+    assert_refused(shard, ValueError, "use more devices")
 
 
 @pytest.mark.parametrize("transposed", [False, True], ids=["A", "A.T"])
@@ -132,16 +125,8 @@ def test_the_vectors_of_gmres_are_compared_with_what_a_device_holds_of_them(tran
     A = jsf.shard(sp.eye_array(n, format="csr"), MESH)
     A = A.T if transposed else A
     monkeypatch.setattr("jaxsparse_fmt.formats.memory.of_host", lambda: 10**9)
-    with monkeypatch.context() as patched, pytest.raises(ValueError, match=r"take 1\.6 GB, and only 1 GB of memory"):
-        patched.setattr("jaxsparse_fmt.formats.memory.is_own", lambda device: True)
-        gmres(A, np.ones(n), restart=n)
-    with pytest.raises(ValueError, match=r"take 12\.8 GB, and only 1 GB of memory"):
-        gmres(A, np.ones(n), restart=n)
-
-
-def test_an_index_of_a_sharded_matrix_is_refused_with_the_cure():
-    A = jsf.shard(S, MESH, format="csr")
-    with pytest.raises(TypeError, match=r"no A\[1\]: .*to_scipy\(\)\[1\]"):
-        A[1]
-    with pytest.raises(TypeError, match="cannot change"):
-        A[0, 0] = 1
+    for own, size in ((False, r"12\.8"), (True, r"1\.6")):
+        if own:
+            monkeypatch.setattr("jaxsparse_fmt.formats.memory.is_own", lambda device: True)
+        words = f"take {size} GB, and only 1 GB of memory"
+        assert_refused(lambda: gmres(A, np.ones(n), restart=n), ValueError, words)

@@ -1,7 +1,5 @@
 """ShardedMatrix on meshes whose axes are explicit, auto or both, inside `jax.set_mesh`, outside, and in shard_map."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,18 +11,13 @@ from jaxsparse_fmt.core.basis import IDENTITY
 from solvers import cg, lobpcg, precond
 from tests.core.test_mesh_axes import both_ways, close, placed, solved
 from tests.distributed import programs
-from tests.distributed.problems import take
+from tests.distributed.problems import MESH, take
 from tests.marks import few
+from tests.oracle import assert_refused
 
-KINDS = {
-    "explicit": (AxisType.Explicit, AxisType.Explicit),
-    "auto": (AxisType.Auto, AxisType.Auto),
-    "mixed": (AxisType.Explicit, AxisType.Auto),
-}
-MESHES = {
-    kind: jax.make_mesh((4, 2), ("rows", "batch"), types, devices=jax.devices("cpu")[:8])
-    for kind, types in KINDS.items()
-}
+EXPLICIT, AUTO = AxisType.Explicit, AxisType.Auto
+KINDS = {"explicit": (EXPLICIT, EXPLICIT), "auto": (AUTO, AUTO), "mixed": (EXPLICIT, AUTO)}
+MESHES = {kind: jax.make_mesh((4, 2), ("rows", "batch"), of, devices=MESH.devices) for kind, of in KINDS.items()}
 S = jsf.gallery.poisson(4, dim=2)
 D = S.toarray()
 X = np.random.default_rng(0).standard_normal((16, 2))
@@ -63,12 +56,10 @@ def test_a_batch_over_another_axis_stays_there(kind):
     with jax.set_mesh(mesh):
         B, Y = shard(mesh), placed(mesh, X.T, "batch")
         out, back = jax.jit(lambda B, Y: jax.vjp(jax.vmap(lambda x: B @ x), Y))(B, Y)
-        close(out, (D @ X).T)
         (by_Y,) = jax.jit(lambda back, out: back(out))(back, out)
-        close(by_Y, (D @ D @ X).T)
-        if kind == "explicit":
-            for a in (out, by_Y):
-                assert jax.typeof(a).sharding.spec == PartitionSpec("batch", None)
+        for got, want in ((out, (D @ X).T), (by_Y, (D @ D @ X).T)):
+            close(got, want)
+            assert kind == "auto" or jax.typeof(got).sharding.spec == PartitionSpec("batch", None)
 
 
 @pytest.mark.parametrize("kind", ["explicit", "auto"])
@@ -110,62 +101,46 @@ def test_solves_and_their_gradients_lie_as_the_right_hand_side_does(made):
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize(
-    "make",
-    [
-        *(precond.jacobi, precond.chebyshev),
-        functools.partial(precond.multigrid, max_coarse=10, theta=0.0),
-        functools.partial(precond.multigrid, max_coarse=10, cycle="W"),
-    ],
-)
-def test_preconditioners_work_inside_set_mesh(make):
+@pytest.mark.parametrize("options", [None, {"theta": 0.0}, {"cycle": "W"}], ids=str)
+def test_preconditioners_work_inside_set_mesh(options):
     mesh = MESHES["explicit"]
     with jax.set_mesh(mesh):
         B, b = shard(mesh), placed(mesh, X[:, 0], "rows")
-        M = make(B)
+        M = precond.multigrid(B, max_coarse=10, **options) if options else precond.chebyshev(B, M=precond.jacobi(B))
         sol = cg(B, b, M=M, rtol=1e-12)
         close(M @ b, jax.jit(lambda M, b: M @ b)(M, b))
     close(sol.x, np.linalg.solve(D, X[:, 0]), 1e-8)
 
 
 def test_other_meshes_are_refused_by_name():
-    B, mesh, piece = shard(MESHES["auto"]), MESHES["explicit"], PartitionSpec("rows")
-    other = jax.make_mesh((8,), ("other",))
-    with jax.set_mesh(other), pytest.raises(ValueError, match=r"set.*'other': 8.*its own mesh"):
-        B @ X[:, 0]
-    with jax.set_mesh(mesh):
-        with pytest.raises(TypeError, match=r"or jax.sharding.get_mesh\(\) inside jax.set_mesh; got AbstractMesh"):
-            shard(jax.sharding.get_abstract_mesh())
+    B, C = shard(MESHES["auto"]), shard(MESHES["auto"], axis=("rows", "batch"))
+    with jax.set_mesh(jax.make_mesh((8,), ("other",))):
+        assert_refused(lambda: B @ X[:, 0], ValueError, r"set.*'other': 8.*its own mesh")
+    with jax.set_mesh(MESHES["explicit"]):
+        abstract, words = jax.sharding.get_abstract_mesh(), r"or jax.sharding.get_mesh\(\) inside .*got AbstractMesh"
+        assert_refused(lambda: shard(abstract), TypeError, words)
         close(shard(jax.sharding.get_mesh()) @ X[:, 0], D @ X[:, 0])
-    C, words = (
-        shard(MESHES["auto"], axis=("rows", "batch")),
-        r"axes \('rows', 'batch'\) together, and shard_map is over \['",
-    )
-    alone = jax.shard_map(
-        lambda x: C.in_basis @ x, mesh=MESHES["auto"], in_specs=piece, out_specs=piece, axis_names={"rows"}
-    )
-    with pytest.raises(ValueError, match=words):
-        alone(C.basis.enter(X))
+    specs = {"in_specs": PartitionSpec("rows"), "out_specs": PartitionSpec("rows"), "axis_names": {"rows"}}
+    alone = jax.shard_map(lambda x: C.in_basis @ x, mesh=MESHES["auto"], **specs)
+    words = r"axes \('rows', 'batch'\) together, and shard_map is over \['"
+    assert_refused(lambda: alone(C.basis.enter(X)), ValueError, words)
 
 
 def test_a_device_may_multiply_its_piece_inside_a_users_shard_map():
     mesh, piece = MESHES["auto"], PartitionSpec("rows")
     B = shard(mesh, reorder="rcm")
-
-    @jax.jit
-    def twice(B, x):
-        body = lambda B, x: B.in_basis @ (B.in_basis @ x)  # noqa: E731
-        out = jax.shard_map(body, mesh=mesh, in_specs=(piece, piece), out_specs=piece)(B, B.basis.enter(x))
-        return B.basis.leave(out)
-
-    close(twice(B, X), D @ D @ X)
     use = lambda f, *specs: jax.shard_map(f, mesh=mesh, in_specs=specs, out_specs=piece)  # noqa: E731
-    with pytest.raises(ValueError, match="user's order, is not for one device; inside shard_map"):
-        use(lambda B, x: B @ x, piece, piece)(B, B.basis.enter(X))
-    with pytest.raises(ValueError, match=r"4 devices' shards is not for one device.*argument of in_specs"):
-        use(lambda x: B.in_basis @ x, piece)(B.basis.enter(X))
-    with pytest.raises(ValueError, match=r"takes a piece of x, \(\d,\); got \(16, 2\)"):
-        use(lambda B, x: B.in_basis @ x, piece, PartitionSpec())(B, X)
+    twice = use(lambda B, x: B.in_basis @ (B.in_basis @ x), piece, piece)
+    close(jax.jit(lambda B, x: B.basis.leave(twice(B, B.basis.enter(x))))(B, X), D @ D @ X)
+    inside = B.basis.enter(X)
+    whole, closed = use(lambda B, x: B @ x, piece, piece), use(lambda x: B.in_basis @ x, piece)
+    copied = use(lambda B, x: B.in_basis @ x, piece, PartitionSpec())
+    for call, words in (
+        (lambda: whole(B, inside), "user's order, is not for one device; inside shard_map"),
+        (lambda: closed(inside), r"4 devices' shards is not for one device.*argument of in_specs"),
+        (lambda: copied(B, X), r"takes a piece of x, \(\d,\); got \(16, 2\)"),
+    ):
+        assert_refused(call, ValueError, words)
 
 
 def test_is_an_index_that_is_first_used_inside_shard_map_that_of_any_context():
@@ -201,14 +176,12 @@ def test_an_explicit_mesh_without_a_context_works_as_an_auto_one():
     for axes in PLACES:
         close(B @ placed(MESHES["explicit"], X, *axes), D @ X)
     copies, lone = placed(MESHES["explicit"], X[:, 0], None), jax.device_put(X[:, 0], jax.devices("cpu")[1])
-    solved = jax.grad(lambda b: jnp.sum(cg(B, b, rtol=1e-12).x))
-    by_b = np.linalg.solve(D.T, np.ones(len(D)))
-    for b in (copies, lone):
-        close(solved(b), by_b, 1e-8)
-    close(jax.jit(solved)(copies), by_b, 1e-8)
-    gradient = jax.grad(lambda x: jnp.sum((B @ x) ** 2))
-    for by_x in (gradient(copies), jax.jit(gradient)(copies), gradient(lone)):
-        close(by_x, 2 * D.T @ D @ X[:, 0])
+    for f, want in (
+        (lambda b: jnp.sum(cg(B, b, rtol=1e-12).x), np.linalg.solve(D.T, np.ones(len(D)))),
+        (lambda x: jnp.sum((B @ x) ** 2), 2 * D.T @ D @ X[:, 0]),
+    ):
+        for got in (jax.grad(f)(copies), jax.grad(f)(lone), jax.jit(jax.grad(f))(copies)):
+            close(got, want, 1e-8)
 
 
 @pytest.mark.parametrize("kind", few(KINDS, 1))
@@ -226,5 +199,5 @@ def test_two_axes_together_count_as_one(kind, monkeypatch):
             close(got, wanted)
         assert jax.typeof(by_x).sharding == jax.typeof(x).sharding
     close(cg(B, X[:, 0], rtol=1e-12, one_reduction=True).x, np.linalg.solve(D, X[:, 0]), 1e-8)
-    with pytest.raises(ValueError, match=r"a tuple in the mesh's order: 'rows', 'batch'; got \('batch', 'rows'\)"):
-        shard(mesh, axis=both[::-1])
+    words = r"a tuple in the mesh's order: 'rows', 'batch'; got \('batch', 'rows'\)"
+    assert_refused(lambda: shard(mesh, axis=both[::-1]), ValueError, words)

@@ -1,7 +1,7 @@
 """Several processes on one machine, through the loopback address: the example with which a user starts."""
 
+import json
 import os
-import pathlib
 import re
 import socket
 import subprocess
@@ -11,8 +11,8 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
+from tests.process import ROOT
 
-ROOT = pathlib.Path(__file__).parents[2]
 PATIENCE = 400  # seconds for all of a test, on a loaded machine
 
 
@@ -26,15 +26,9 @@ def started(*command: str, devices: int = 2, quick: bool = False) -> subprocess.
     """Python with devices of the CPU; `quick` compiles with less effort."""
     effort = "--xla_backend_optimization_level=0 --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters"
     flags = f"--xla_force_host_platform_device_count={devices} {effort if quick else ''}"
-    flags = {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
-    env, pipe = os.environ | flags, subprocess.PIPE
+    env = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    pipe = subprocess.PIPE
     return subprocess.Popen([sys.executable, *command], cwd=ROOT, env=env, stdout=pipe, stderr=pipe, text=True)
-
-
-def example(process: int, processes: int, port: int, *options: str) -> subprocess.Popen[str]:
-    """The example as one of several processes."""
-    meeting = ["--coordinator", f"127.0.0.1:{port}", "--processes", str(processes), "--process", str(process)]
-    return started("examples/multi_host.py", *meeting, *options)
 
 
 def finished(running: list[subprocess.Popen[str]], seconds: float = PATIENCE) -> list[tuple[int, str, str]]:
@@ -58,9 +52,10 @@ def test_processes_solve_together_and_each_reads_only_its_rows(tmp_path):
     S = jsf.gallery.poisson(6).tocsr()
     for start in range(0, 216, 50):
         sp.save_npz(tmp_path / f"{start:09}.npz", S[start : start + 50])
-    port, processes = free_port(), 3
-    running = [example(k, processes, port, "--saved", str(tmp_path)) for k in range(processes)]
-    ended = finished(running)
+    processes = 3
+    given = "examples/multi_host.py", "--coordinator", f"127.0.0.1:{free_port()}", "--saved", str(tmp_path)
+    count = "--processes", str(processes), "--process"
+    ended = finished([started(*given, *count, str(k)) for k in range(processes)])
     assert [code for code, *_ in ended] == [0] * processes, ended
     report = r"process {} of {} made (\d+) of 216 rows"
     made = [int(re.findall(report.format(k, processes), out)[0]) for k, (_, out, _) in enumerate(ended)]
@@ -140,6 +135,80 @@ def test_a_process_is_alone_on_a_mesh_of_its_devices_and_a_mesh_of_some_processe
         assert "refused: the mesh has devices of 2 of 3 processes, of number 0, 1; make the mesh of the" in out, out
 
 
+# What is refused, and a call whose arguments differ between process 0 and process 1.
+DISAGREEMENTS = """
+S | jsf.shard((1 + process) * S, mesh)
+mode | jsf.shard(S, mesh, mode=("naive", "overlap")[process])
+dtype | jsf.shard_from_rows(lambda a, b: S[a:b], 64, mesh, dtype=("float32", "float16")[process])
+dtype | jsf.shard_from_rows(lambda a, b: S[a:b].astype(("float32", "complex64")[process]), 64, mesh)
+vector | A @ (b + process)
+factor | A * (1.0 + process)
+dtype | A.T.astype(("float32", "float16")[process])
+alpha | jsf.spmv(A, b, b, alpha=process)
+backend in use | under(jsf.use_backend(("auto", "xla")[process]), lambda: A @ b)
+jax_enable_x64 | under(jax.enable_x64(process == 0), lambda: A @ b)
+max_coarse | precond.multigrid(A, max_coarse=10 + process)
+b | cg(A, b + process)
+rtol | cg(A, b, rtol=(1e-3, 1e-5)[process])
+x0 | cg(A, b, x0=(None, b)[process])
+method | cg(A, b, one_reduction=process == 1)
+adjoint | cg(A, b, adjoint=Adjoint(rtol=(1e-3, 1e-5)[process]))
+narrow | refine(A, b, dtype=("float32", "bfloat16")[process])
+progress | cg(A, b, progress=(None, print)[process])
+M | cg(A, b, M=(None, b)[process])
+ncv | eigsh(A, 2, ncv=(20, 21)[process])
+k | svds(A, (2, 3)[process])
+damp | lsmr(A, b, damp=process)
+b | solve(A, b + process)
+method | solve(A, b, method=("auto", "cg")[process])
+vector | A.scale_rows(b + process)
+vector | A.shift(1.0 + process)
+degree | precond.chebyshev(A, degree=2 + process)
+W | precond.coarse_space(A, (b + process)[:, None])
+cycle | precond.multigrid(A, cycle="VW"[process], max_coarse=10)
+b | cg(A, on_device)
+A | cg((A, B)[process], b)
+operation | (A, A.T)[process] @ b
+operation | (cg, gmres)[process](A, b)
+operation | (A.diagonal, A.to_scipy)[process]()
+operation | A @ b if process else A.data
+vector | A.with_data(jax.numpy.ones(A.nnz) * (1 + process))
+vector | A.scale_cols(on_device)
+vector | A.shift(on_device[0])
+factor | A * on_device[0]
+B | A + (A, B)[process]
+y | jsf.spmv(A, b, on_device, beta=1.0)
+M | cg(A, b, M=on_device)
+M | cg(A, b, M=(A, B)[process])
+M | cg(A, b, M=(halved, same)[process])
+rtol | cg(A, b, rtol=on_device[0] * 1e-3)
+x0 | lsmr(A, b, x0=on_device)
+vector | eigsh(A, 2, v0=on_device)
+W | precond.coarse_space(A, on_device[:, None])
+local | precond.schwarz(A, blocks(2 + 2 * process))
+"""
+# What one process alone would refuse, by the first words of the refusal.
+REFUSED_BY_ONE = """
+nothing to read | cg(A, (Unreadable(), b)[process])
+nothing to read | A @ (b, Unreadable())[process]
+cg has no keyword 'tol' | cg(A, b, **({"rtol": 1e-3}, {"tol": 1e-3})[process])
+axis must name an axis of the mesh | jsf.shard(S, mesh, axis=("rows", "columns")[process])
+rtol must be a number from 0 up; got -1 | cg(A, b, rtol=(1e-6, -1)[process])
+method must be one of | solve(A, b, method=("auto", "cgs")[process])
+restart must be at least | gmres(A, b, restart=(10, 0)[process])
+A @ x with A of shape (64, 64) takes x | A @ b[: (64, 60)[process]]
+dtype int8 cannot hold | A.astype(("float32", "int8")[process])
+d has dtype <U3, which is not numeric | A.shift((1.0, "one")[process])
+A + B of sharded matrices moves no entries | A + (A, 3)[process]
+k must be below n = 64; got 64 | eigsh(A, (2, 64)[process])
+k must be below 64, the shorter side | svds(A, (3, 64)[process])
+k must be | lobpcg(A, (3, 64)[process])
+block_size must be | precond.block_jacobi(A, (4, 0)[process])
+overlap must be at least 0; got -1 | precond.schwarz(A, precond.ilu, overlap=(0, -1)[process])
+bounds must be (least, largest) | precond.chebyshev(A, bounds=((1, 2), (2, 1))[process])
+W has a NaN or an infinity | precond.coarse_space(A, np.full((64, 1), (1, np.nan)[process]))
+starts must be 3 numbers | jsf.shard_from_rows(lambda a, b: S[a:b], 64, mesh, starts=([0, 32, 64], [1])[process])
+"""
 DISAGREE = """
 import functools, sys, jax, numpy as np, jaxsparse_fmt as jsf
 from solvers import Adjoint, cg, eigsh, gmres, lobpcg, lsmr, precond, refine, solve, svds
@@ -162,6 +231,10 @@ class Unreadable:
     def __array__(self, *args, **options):
         raise RuntimeError("nothing to read")
 
+def under(context, f):
+    with context:
+        return f()
+
 def blocks(block_size):
     return functools.partial(precond.block_jacobi, block_size=block_size)
 
@@ -171,122 +244,44 @@ def halved(r):
 def same(r):
     return r
 
-refused(lambda: jsf.shard((1 + process) * S, mesh))
-refused(lambda: jsf.shard(S, mesh, mode=("naive", "overlap")[process]))
-refused(lambda: jsf.shard_from_rows(lambda a, b: S[a:b], 64, mesh, dtype=("float32", "float16")[process]))
-refused(lambda: jsf.shard_from_rows(lambda a, b: S[a:b], 64, mesh, starts=([0, 32, 64], [1])[process]))
-refused(lambda: jsf.shard_from_rows(lambda a, b: S[a:b].astype(("float32", "complex64")[process]), 64, mesh))
-refused(lambda: A @ (b + process))
-refused(lambda: A * (1.0 + process))
-refused(lambda: A.T.astype(("float32", "float16")[process]))
-refused(lambda: jsf.spmv(A, b, b, alpha=process))
-with jsf.use_backend(("auto", "xla")[process]):
-    refused(lambda: A @ b)
-with jax.enable_x64(process == 0):
-    refused(lambda: A @ b)
-refused(lambda: precond.multigrid(A, max_coarse=10 + process))
-refused(lambda: cg(A, b + process))
-refused(lambda: cg(A, b, rtol=(1e-3, 1e-5)[process]))
-refused(lambda: cg(A, b, x0=(None, b)[process]))
-refused(lambda: cg(A, b, one_reduction=process == 1))
-refused(lambda: cg(A, b, adjoint=Adjoint(rtol=(1e-3, 1e-5)[process])))
-refused(lambda: refine(A, b, dtype=("float32", "bfloat16")[process]))
-refused(lambda: cg(A, b, progress=(None, print)[process]))
-refused(lambda: cg(A, b, M=(None, b)[process]))
-refused(lambda: eigsh(A, 2, ncv=(20, 21)[process]))
-refused(lambda: svds(A, (2, 3)[process]))
-refused(lambda: lsmr(A, b, damp=process))
-refused(lambda: solve(A, b + process))
-refused(lambda: solve(A, b, method=("auto", "cg")[process]))
-refused(lambda: A.scale_rows(b + process))
-refused(lambda: A.shift(1.0 + process))
-refused(lambda: precond.chebyshev(A, degree=2 + process))
-refused(lambda: precond.coarse_space(A, (b + process)[:, None]))
-refused(lambda: precond.multigrid(A, cycle="VW"[process], max_coarse=10))
-refused(lambda: cg(A, on_device))
-refused(lambda: cg((A, B)[process], b))
-refused(lambda: (A, A.T)[process] @ b)
-refused(lambda: (cg, gmres)[process](A, b))
-refused(lambda: (A.diagonal, A.to_scipy)[process]())
-refused(lambda: A @ b if process else A.data)
-refused(lambda: A.with_data(jax.numpy.ones(A.nnz) * (1 + process)))
-refused(lambda: A.scale_cols(on_device))
-refused(lambda: A.shift(on_device[0]))
-refused(lambda: A * on_device[0])
-refused(lambda: A + (A, B)[process])
-refused(lambda: jsf.spmv(A, b, on_device, beta=1.0))
-refused(lambda: cg(A, b, M=on_device))
-refused(lambda: cg(A, b, M=(A, B)[process]))
-refused(lambda: cg(A, b, M=(halved, same)[process]))
-refused(lambda: cg(A, b, rtol=on_device[0] * 1e-3))
-refused(lambda: lsmr(A, b, x0=on_device))
-refused(lambda: eigsh(A, 2, v0=on_device))
-refused(lambda: precond.coarse_space(A, on_device[:, None]))
-refused(lambda: precond.schwarz(A, blocks(2 + 2 * process)))
-refused(lambda: cg(A, (Unreadable(), b)[process]))
-refused(lambda: A @ (b, Unreadable())[process])
-refused(lambda: cg(A, b, **({"rtol": 1e-3}, {"tol": 1e-3})[process]))
-refused(lambda: jsf.shard(S, mesh, axis=("rows", "columns")[process]))
-refused(lambda: cg(A, b, rtol=(1e-6, -1)[process]))
-refused(lambda: solve(A, b, method=("auto", "cgs")[process]))
-refused(lambda: gmres(A, b, restart=(10, 0)[process]))
-refused(lambda: A @ b[: (64, 60)[process]])
-refused(lambda: A.astype(("float32", "int8")[process]))
-refused(lambda: A.shift((1.0, "one")[process]))
-refused(lambda: A + (A, 3)[process])
-refused(lambda: eigsh(A, (2, 64)[process]))
-refused(lambda: svds(A, (3, 64)[process]))
-refused(lambda: lobpcg(A, (3, 64)[process]))
-refused(lambda: precond.block_jacobi(A, (4, 0)[process]))
-refused(lambda: precond.schwarz(A, precond.ilu, overlap=(0, -1)[process]))
-refused(lambda: precond.chebyshev(A, bounds=((1, 2), (2, 1))[process]))
-refused(lambda: precond.coarse_space(A, np.full((64, 1), (1, np.nan)[process])))
-steps = (_hierarchy.aggregation, "lumped"), (_hierarchy.aggregation, "sums")
-for module, name in (*steps, (_hierarchy, "coarse_inverse")):
+for row in ROWS.splitlines():
+    refused(lambda: eval(row.partition(" | ")[2]))
+parts = _hierarchy.aggregation
+for module, name in ((parts, "lumped"), (parts, "sums"), (_hierarchy, "coarse_inverse")):
     kept = getattr(module, name)
     setattr(module, name, None if process == 1 else kept)
     refused(lambda: precond.multigrid(A, max_coarse=10))
     setattr(module, name, kept)
 print("solved", bool(cg(A, b).success))
-"""
-
-
-REFUSED_BY_ONE = (
-    "cg has no keyword 'tol'",
-    "axis must name an axis of the mesh",
-    "rtol must be a number from 0 up; got -1",
-    "method must be one of",
-    "restart must be at least",
-    "A @ x with A of shape (64, 64) takes x",
-    "dtype int8 cannot hold",
-    "d has dtype <U3, which is not numeric",
-    "A + B of sharded matrices moves no entries",
-    "k must be below n = 64; got 64",
-    "k must be below 64, the shorter side",
-    "block_size must be",
-    "overlap must be at least 0; got -1",
-    "bounds must be (least, largest)",
-    "W has a NaN or an infinity",
-)
+""".replace("ROWS", repr(DISAGREEMENTS.strip() + REFUSED_BY_ONE.rstrip()))
 
 
 @pytest.mark.deep
 def test_what_differs_between_processes_is_named_and_nobody_hangs():
+    first = lambda table: [row.partition(" | ")[0] for row in table.strip().splitlines()]  # noqa: E731
+    words = [f"the processes disagree on {name}: .* in process 0, .* in process 1;" for name in first(DISAGREEMENTS)]
+    words += [*map(re.escape, first(REFUSED_BY_ONE)), *["'NoneType' object is not callable"] * 3]
     ended = together(DISAGREE, 2, devices=1)
-    words, others = (re.findall("^refused: .*", out, re.MULTILINE) for _, out, _ in ended)
-    assert words == others  # the same in both
-    for code, out, err in ended:
-        found = re.findall(r"refused: the processes disagree on ([\w ]+): .* in process 0, .* in process 1;", out)
-        assert found == [
-            *("S", "mode", "dtype", "dtype", "vector", "factor", "dtype", "alpha", "backend in use"),
-            *("jax_enable_x64", "max_coarse", "b", "rtol", "x0", "method", "adjoint", "narrow", "progress", "M"),
-            *("ncv", "k", "damp", "b", "method", "vector", "vector", "degree", "W", "cycle", "b", "A"),
-            *("operation", "operation", "operation", "operation", "vector", "vector", "vector", "factor", "B", "y"),
-            *("M", "M", "M", "rtol", "x0", "vector", "W", "local"),
-        ], (out, err)
-        assert out.count("refused: nothing to read") == 2
-        for of_one in REFUSED_BY_ONE:
-            assert f"refused: {of_one}" in out
-        assert "refused: starts must be 3 numbers" in out
-        assert out.count("refused: 'NoneType' object is not callable") == 3  # of process 1 alone, setting up multigrid
-        assert code == 0 and "solved True" in out, (out, err)
+    told, others = (re.findall("^refused: (.*)", out, re.MULTILINE) for _, out, _ in ended)
+    assert told == others  # the same in both
+    assert [(want, got) for want, got in zip(words, told, strict=True) if not re.match(want, got)] == [], ended[0]
+    assert all(code == 0 and "solved True" in out for code, out, _ in ended), ended
+
+
+FACTORS = dict.fromkeys(("direct", "factorized", "ilu"), "precond.schwarz, which has a factorization")
+REFUSED = {"idrs, refine": "method must be one of"} | FACTORS
+
+
+@pytest.mark.deep
+def test_every_method_of_reach_is_right_or_refused_in_words_and_none_hangs():
+    command, port = ("-m", "tests.distributed.reach"), str(free_port())
+    ended = finished([started(*command, k, port, "2", devices=2, quick=True) for k in "01"], seconds=1500)
+    (_, out, err), _ = ended
+    assert [code for code, *_ in ended] == [0, 0], err[-3000:]
+    rows = {row["row"]: row for row in map(json.loads, filter(lambda line: line.startswith("{"), out.splitlines()))}
+    for name, row in rows.items():
+        if name in REFUSED:
+            assert REFUSED[name] in row["refused"], row
+        else:
+            assert row.get("error", 1) <= 1e-8, row
+    assert len(rows) == 49

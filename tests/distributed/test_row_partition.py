@@ -8,6 +8,7 @@ import scipy.spatial
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt.distributed import row_partition
 from tests.distributed.problems import MESH, irregular
+from tests.oracle import assert_refused
 
 
 def test_no_cut_by_entries_could_move_a_row_and_come_closer():
@@ -73,18 +74,18 @@ def test_points_that_lie_together_or_are_fewer_than_parts_still_get_one():
     assert jsf.boxes(np.zeros((0, 2)), 4).shape == (0,)
 
 
-def test_coordinates_that_are_not_finite_or_not_real_are_refused():
-    with pytest.raises(ValueError, match="a coordinate of a point is not finite"):
-        jsf.boxes(np.array([[0.0, np.nan]]), 2)
-    with pytest.raises(TypeError, match="coordinates of points must be real numbers; got complex128"):
-        jsf.boxes(np.zeros((2, 2), complex), 2)
+@pytest.mark.parametrize(
+    ("grid", "parts", "error", "words"),
+    [
+        (np.array([[0.0, np.nan]]), 2, ValueError, "a coordinate of a point is not finite"),
+        (np.zeros((2, 2), complex), 2, TypeError, "coordinates of points must be real numbers; got complex128"),
+        ((4, 4, 4), (2, 2), ValueError, r"parts must be one number, or one for each of 3 axes; got \(2, 2\)"),
+        *(((4, 0), 2, ValueError, "an extent of the grid must be at least 1; got 0"), ((), 1, ValueError, "no axis")),
+    ],
+)
+def test_boxes_that_do_not_fit_are_refused(grid, parts, error, words):
+    assert_refused(lambda: jsf.boxes(grid, parts), error, words)
 
 
-def test_boxes_that_do_not_fit_the_grid_are_refused_and_one_axis_may_be_a_number():
-    with pytest.raises(ValueError, match=r"parts must be one number, or one for each of 3 axes; got \(2, 2\)"):
-        jsf.boxes((4, 4, 4), (2, 2))
-    with pytest.raises(ValueError, match="an extent of the grid must be at least 1; got 0"):
-        jsf.boxes((4, 0), 2)
-    with pytest.raises(ValueError, match="the grid has no axis"):
-        jsf.boxes((), 1)
+def test_one_axis_may_be_a_number():
     assert jsf.boxes(5, 2).tolist() == jsf.boxes((5,), np.array([2])).tolist() == [0, 0, 1, 1, 1]

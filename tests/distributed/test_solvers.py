@@ -35,15 +35,14 @@ def test_every_method_solves_over_eight_devices(case):
     check(case.solver(on_mesh(S), b, rtol=1e-10), S, b)
 
 
+BY_NUMBERS = functools.partial(cg, M=jnp.full(N, 0.5))
 STEPS = {
     "cg": (cg, 1, 1),
-    "cg with an M": (lambda A, b, **o: cg(A, b, M=jnp.full(N, 0.5), **o), 1, 2),
-    "cg in one reduction": (lambda A, b, **o: cg(A, b, M=jnp.full(N, 0.5), one_reduction=True, **o), 1, 1),
+    "cg with an M": (BY_NUMBERS, 1, 2),
+    "cg in one reduction": (functools.partial(BY_NUMBERS, one_reduction=True), 1, 1),
     "gmres": (functools.partial(solvers.gmres, restart=3), 1, 3),
-    "bicgstab": (solvers.bicgstab, 2, 3),
-    "minres": (solvers.minres, 1, 3),
-    "cocg": (solvers.cocg, 1, 2),
-    "lsmr": (solvers.lsmr, 2, 2),
+    **{"bicgstab": (solvers.bicgstab, 2, 3), "minres": (solvers.minres, 1, 3)},
+    **{"cocg": (solvers.cocg, 1, 2), "lsmr": (solvers.lsmr, 2, 2)},
 }
 
 
@@ -59,33 +58,25 @@ def test_a_step_takes_an_exchange_a_product_and_as_few_reductions_as_its_form_ha
     check(program(B, b), S, b)
 
 
+def with_M(A, M, b):
+    """The loops of a compiled cg, and what it finds."""
+    program = jax.jit(lambda A, M, b: cg(A, b, M=M, rtol=1e-10)).lower(A, M, b).compile()
+    return facts(program.as_text())["loops"], program(A, M, b)
+
+
 @pytest.mark.deep
 def test_a_polynomial_of_the_sharded_matrix_stays_in_its_basis_and_saves_steps():
     """Its steps take the matrix's one exchange each, and nothing travels to change the order."""
     S, b = matrix("definite"), right_hand_side()
     B = on_mesh(S, reorder="rcm")
-    M = precond.chebyshev(B, M=precond.jacobi(B))
-    program = jax.jit(lambda A, M, b: cg(A, b, M=M, rtol=1e-10)).lower(B, M, b).compile()
-    loops, sol = facts(program.as_text())["loops"], program(B, M, b)
+    loops, sol = with_M(B, precond.chebyshev(B, M=precond.jacobi(B)), b)
     assert loops and not any(of["all-gather"] for of in loops)
     check(sol, S, b)
     assert sol.iterations < 0.5 * cg(on_mesh(S), b, rtol=1e-10).iterations
 
 
-def test_a_user_may_stay_in_the_basis():
-    """As many iterations, and nothing from the empty places, which this right-hand side fills."""
-    S, b = matrix("definite"), right_hand_side()
-    B = on_mesh(S)
-    inside = jnp.where(B.basis.unknowns() < b.size, B.basis.enter(b), 1.0)
-    one, other = cg(B.in_basis, inside, rtol=1e-10), cg(B, b, rtol=1e-10)
-    check(other, S, b)
-    assert one.iterations == other.iterations
-    np.testing.assert_allclose(B.basis.leave(one.x), other.x, rtol=0, atol=1e-9)
-
-
 def test_several_columns_and_a_starting_point_and_a_preconditioner_in_the_users_order():
-    S = matrix("definite")
-    X = right_hand_side(columns=(3,))
+    S, X = matrix("definite"), right_hand_side(columns=(3,))
     d = S.diagonal()
     sol = cg(on_mesh(S), S @ X, X + 1e-3, M=lambda r: r / d, rtol=1e-10)
     assert np.all(sol.success)
@@ -137,20 +128,23 @@ def test_a_matrix_that_is_not_definite_is_told_so():
 
 @pytest.mark.parametrize(("order", "exchanges"), few([("its", 2), ("another", None), ("in_basis", 2)], 1))
 def test_a_sharded_matrix_is_an_M_and_in_the_order_of_A_takes_one_exchange_a_step(order, exchanges):
+    """Nothing comes from the empty places, which the right-hand side in the basis fills."""
     S, b = matrix("definite"), right_hand_side()
     B = on_mesh(S, by="rows")
     M = on_mesh(sp.csr_array(np.linalg.inv(S.toarray())), by="nnz" if order == "another" else "rows")
+    leave, given = lambda x: x, (B, M, b)
     if order == "in_basis":
-        B, M, b = B.in_basis, M.in_basis, B.basis.enter(b)
-    program = jax.jit(lambda A, M, b: cg(A, b, M=M, rtol=1e-10)).lower(B, M, b).compile()
-    sol = program(B, M, b)
+        filled = jnp.where(B.basis.unknowns() < b.size, B.basis.enter(b), 1.0)
+        leave, given = B.basis.leave, (B.in_basis, M.in_basis, filled)
+    loops, sol = with_M(*given)
     assert sol.success and sol.iterations <= 3
+    np.testing.assert_allclose(leave(sol.x), np.linalg.solve(S.toarray(), b), rtol=0, atol=1e-7)
     if exchanges is not None:
-        steps = [of for of in facts(program.as_text())["loops"] if of["all-to-all"] == exchanges]
+        steps = [of for of in loops if of["all-to-all"] == exchanges]
         assert steps and not any(of["all-gather"] for of in steps)
 
 
-@pytest.mark.parametrize("shape", few([((60, 60),), ((90, 40),), ((40, 90),)], 1))
+@pytest.mark.parametrize("shape", few([((90, 40),), ((40, 90),)], 1))
 def test_least_squares_and_singular_values_stay_in_the_order_of_the_shards(shape):
     rng = np.random.default_rng(0)
     S = sp.csr_array(sp.random_array(shape, density=0.1, rng=rng) + 2 * sp.eye_array(*shape))
