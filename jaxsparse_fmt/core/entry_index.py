@@ -16,9 +16,9 @@ import numpy as np
 import scipy
 from jax import lax
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, batching
 
-from jaxsparse_fmt._aligned import empty_aligned
+from jaxsparse_fmt._aligned import taken
 from jaxsparse_fmt._arguments import as_floating
 from jaxsparse_fmt._dtypes import index_dtype, scipy_dtype
 from jaxsparse_fmt._tracing import by_size, concrete, is_concrete, is_on_cpu, is_traced
@@ -26,6 +26,7 @@ from jaxsparse_fmt._types import Array, Csr, CsrArrays
 from jaxsparse_fmt.core import mesh_axes, vector_passes
 from jaxsparse_fmt.core.basis import Operator
 from jaxsparse_fmt.core.kept import Kept
+from jaxsparse_fmt.kernels import spmv_cpu
 from jaxsparse_fmt.kernels.backends import jax_versions, selection
 from jaxsparse_fmt.kernels.layout.address import expand_ptr, row_pointers
 
@@ -39,7 +40,7 @@ class Index(NamedTuple):
 
 
 _kept = Kept(4096, "places of entries")
-TAKEN = 2**14  # places that NumPy takes at once: it copies their index in 64 bits, which then stays in a cache
+MANY = 2**20  # entries on diagonals that NumPy finds no sooner than XLA has compiled the call of a kernel
 
 
 def of_values(A: Any) -> Index:
@@ -72,9 +73,7 @@ def put(a: np.ndarray, like: Array) -> Array:
 
 
 def index_arrays(A: Any) -> list[Any]:
-    """The arrays of A's pattern, whose identities distinguish patterns: without `values`, and without the `start` of
-    diagonals, which new values may change.
-    """
+    """The arrays whose identities distinguish A's pattern: not `values`, nor `start`, which new values may change."""
     stored = A._stored
     return [a for a in jax.tree.leaves(stored) if a is not stored.values and a is not vars(stored).get("start")]
 
@@ -94,7 +93,8 @@ def _of_pattern(make: Any, A: Any) -> Any:
 
 
 def _index(A: Any) -> Index:
-    if not (A._stored._rises and at_hand(A)):
+    by_kernel = A._shares_places and A.nnz > MANY and selection.native_importable()
+    if by_kernel or not (A._stored._rises and at_hand(A)):
         leaves, tree = jax.tree.flatten(A._without_values)
         if mesh_axes.are_explicit(leaves) or A.nnz == 0:
             return _index_by_program(A)
@@ -213,7 +213,9 @@ def data(A: Any) -> Array:
     """The entries [nnz] in canonical order."""
     index = of_values(A)
     if index.unshared is not None:
-        return _taken(A.values, index.place) if at_hand(A.values, index) else take_or_zero(A.values, index.place)
+        if not at_hand(A.values, index):
+            return take_or_zero(A.values, index.place)
+        return put(taken(np.asarray(A.values), np.asarray(index.place)), A.values)
     return permuted(A.values, index.place, index.entry)
 
 
@@ -356,19 +358,7 @@ def _permuted(a: Array, index: Array, back: Array) -> Array:
 
 
 def _permuted_at_once(a: Array, index: Array, back: Array) -> Array:
-    return _taken(a, index) if at_hand(a, index) else _permuted(a, index, back)
-
-
-def _taken(a: Array, index: Array) -> Array:
-    """By NumPy, for an index that contains every place of `a` at most once."""
-    values, place, n = np.asarray(a), np.asarray(index), a.shape[-1]
-    taken = empty_aligned((*a.shape[:-1], *place.shape), a.dtype)
-    for begin in range(0, place.size, TAKEN):
-        some = slice(begin, begin + TAKEN)
-        taken[..., some] = values.take(place[some], -1, mode="clip")
-    if place.size > n:
-        taken[..., place >= n] = 0
-    return put(taken, a)
+    return put(taken(np.asarray(a), np.asarray(index)), a) if at_hand(a, index) else _permuted(a, index, back)
 
 
 def _permuted_jvp(primals, tangents):
@@ -393,13 +383,17 @@ def _permuted_abstract(a, index, back):
     return jax_versions.abstract_like((a, index, back), (*a.shape[:-1], *index.shape), a.dtype)
 
 
-def _permuted_lower(ctx, *operands):
-    return mlir.lower_fun(_permuted, multiple_results=False)(jax_versions.bare(ctx), *operands)
+def _permuted_on(a: Array, index: Array, back: Array, platform: str | None) -> Array:
+    if platform == "cpu" and selection.in_use.value in ("auto", "numba") and selection.native_importable():
+        found = spmv_cpu.taken(a.reshape(-1, a.shape[-1]), index)
+        if found is not None:
+            return found.reshape(*a.shape[:-1], -1)
+    return _permuted(a, index, back)
 
 
+vector_passes.lower_by_platform(permuted_p, _permuted_on)
 permuted_p.def_impl(_permuted_at_once)
 permuted_p.def_abstract_eval(_permuted_abstract)
 ad.primitive_jvps[permuted_p] = _permuted_jvp
 ad.primitive_transposes[permuted_p] = _permuted_transpose
 batching.primitive_batchers[permuted_p] = _permuted_batch
-mlir.register_lowering(permuted_p, _permuted_lower)

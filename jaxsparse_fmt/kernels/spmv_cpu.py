@@ -110,6 +110,15 @@ def index_of_diagonals(offsets: Array, pattern: Array | None, shape: tuple[int, 
     return None if found is None else found[0]
 
 
+def taken(a: Array, index: Array) -> Array | None:
+    """a [b, n] at the places `index` [k], 0 where they are past the end: [b, k]."""
+    if index.dtype != jnp.int32:
+        return None
+    k, unread = index.shape[0], jnp.zeros((a.shape[0], 1), a.dtype)
+    sizes = {"n_cols": a.shape[1], "n_places": k, "pieces": _pieces(k)}
+    return ffi.call("taken places", a, unread, index, index, index, (a.shape[0], k), **sizes)
+
+
 def of_triangle(
     values: Array,  # [b, nnz]
     r: Array,  # [b, n, p]

@@ -87,6 +87,26 @@ def test_is_the_index_the_same_by_numpy_by_a_program_and_by_a_kernel(A):
             np.testing.assert_array_equal(found, wanted)
 
 
+def test_is_the_index_of_many_entries_on_diagonals_a_kernels(monkeypatch):
+    wanted = entry_index._index(jsf.from_scipy(SYMMETRIC, "dia"))
+    monkeypatch.setattr(entry_index, "MANY", 0)
+    monkeypatch.setattr(entry_index, "_entries_on_host", None)
+    A = jsf.from_scipy(SYMMETRIC, "dia")
+    jax.tree.map(np.testing.assert_array_equal, entry_index.of_values(A), wanted)
+    np.testing.assert_array_equal(A.with_data(2 * A.data).data, 2 * SYMMETRIC.data)
+
+
+@pytest.mark.parametrize("dtype", few(["bfloat16", "float64", "complex64", "int32"], 2))
+def test_does_a_place_past_the_end_give_zero_whoever_gathers(dtype, rng):
+    a = jnp.asarray(rng.integers(1, 99, (3, 50)), dtype)
+    index = jnp.asarray(rng.permutation(np.append(np.arange(50), np.full(9, 50))), jnp.int32)
+    wanted = np.append(np.asarray(a), np.zeros((3, 1), a.dtype), axis=1)[:, index]
+    for gather in (entry_index.permuted, jax.jit(entry_index.permuted), entry_index._permuted):
+        found = jax.vmap(gather, (0, None, None))(a, index, index)
+        assert found.dtype == a.dtype
+        np.testing.assert_array_equal(found, wanted)
+
+
 def test_entries_of_a_new_size_compile_nothing_on_a_cpu(compiled):
     """Nothing else in this process has arrays of this size."""
     S = sp.csr_array(sp.diags_array([1.0, 2.0, 5.0, 2.0, 1.0], offsets=[-40, -1, 0, 1, 40], shape=(1231, 1231)))

@@ -21,7 +21,7 @@ KINDS = (
     *("product rows", "columns rows", "transposed rows", "outer rows", "product diagonals", "solved rows"),
     *("solved bands", "factored lanes", "solved lanes", "outer slices", "outer diagonals"),
     *("product coordinates", "transposed coordinates", "outer coordinates"),
-    "index diagonals",
+    *("index diagonals", "taken places"),
 )
 INDICES = ("index diagonals",)  # kinds whose result is int32
 LANES = 8  # systems that a kernel factors side by side: 64 bytes of float64, a line of the cache

@@ -251,6 +251,14 @@ def outer_slices(o, piece, pieces):
 
 
 @compiled
+def taken_places(o, piece, pieces):
+    """a [n_cols] at the places `columns`, 0 where they are past the end."""
+    for k in range(o.n_places * U(piece) // U(pieces), o.n_places * U(piece + 1) // U(pieces)):
+        c = U(np.uint32(o.columns[k]))
+        o.out[k] = o.a[c] if c < o.n_cols else o.zero
+
+
+@compiled
 def solved_rows(o, piece, pieces):
     """y of (I + N)·y = x for a strictly triangular N.
 
