@@ -245,12 +245,17 @@ def cross(begin, end, marks, rows, number, n_numbers, ptr, col, a, first, out_co
     """As `combine` writes; but first[0] may be all that is known of `first`."""
     p = first[begin]
     for row in range(begin, end):
-        for i in range(ptr[rows[row]], ptr[rows[row] + 1]):
-            c = number[col[i]] if n_numbers else col[i]
+        start, stop = ptr[rows[row]], ptr[rows[row] + 1]
+        for i in range(start, stop if n_numbers else start):
+            c = number[col[i]]
             if c >= 0:
                 out_col[p] = c
                 out[p] = a[i]
                 p += 1
+        for i in range(stop if n_numbers else start, stop):  # without a test of each
+            out_col[p] = col[i]
+            out[p] = a[i]
+            p += 1
         first[row + 1] = p
 
 
