@@ -270,15 +270,12 @@ class Solution(Outcome):
     @property
     def history(self) -> Array | None:
         """Residual norms, index = iteration: [iterations + 1] outside jit, of fixed length and NaN-padded inside."""
-        if self.norms is None or not is_one_number(self.n_iterations):
-            return self.norms if self.norms is None else _or_nan(self.norms)
-        return self.norms[: int(self.n_iterations) + 1]
-
-
-def _or_nan(norms: Array) -> Array:
-    """`norms` with NaN after the last iteration, which is no error to `jax_debug_nans`."""
-    with jax.debug_nans(False):
-        return jnp.where(norms < 0, jnp.nan, norms)
+        if self.norms is None:
+            return None
+        if is_one_number(self.n_iterations):
+            return self.norms[: int(self.n_iterations) + 1]
+        with jax.debug_nans(False):  # to which these are no errors
+            return jnp.where(self.norms < 0, jnp.nan, self.norms)
 
 
 def is_one_number(a: Array) -> bool:

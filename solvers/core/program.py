@@ -33,45 +33,31 @@ SHORTEST, LONGEST, PART = 1e-5, 5e-3, 1 / 50  # seconds of a pause, 0 if it is s
 
 @remembered(PROGRAMS, "programs of solvers")
 def jit(f: Callable[..., Any], quick: bool, *key: Any) -> Callable[..., Any]:
-    """f compiled, its first argument static, for each key anew.
-
-    KeyboardInterrupt leaves the program to end in the background. XLA reports the interrupt of a user's callback as an
-    error of its own.
+    """f compiled, its first argument static, for each key anew. Ctrl-C leaves its program to end in the background.
 
     Args:
       quick: take the options of `jax_versions.QUICK_TO_COMPILE`, which only an outermost jit may have.
     """
     del key
     options = jax_versions.QUICK_TO_COMPILE if quick else None
-    program = jax.jit(functools.partial(f), static_argnums=0, compiler_options=options)
-
-    def call(*args: Any) -> Any:
-        try:
-            results = program(*args)
-            _wait(jax.tree.leaves(results)[0])
-            return results
-        except Exception as error:
-            raise_interrupt(error)
-            raise
-
-    return call
+    return interruptible(jax.jit(functools.partial(f), static_argnums=0, compiler_options=options), _waited)
 
 
-def raise_interrupt(error: Exception) -> None:
-    """KeyboardInterrupt if `error` is how XLA reports one; its class depends on the thread that ran the program."""
-    if re.search(r"^KeyboardInterrupt\b", str(error), re.MULTILINE):
-        raise KeyboardInterrupt from error
+def interruptible(
+    f: Callable[Parameters, Result], wait: Callable[[Result], Result] = jax.block_until_ready
+) -> Callable[Parameters, Result]:
+    """f, which returns after `wait` for its results, with Ctrl-C as KeyboardInterrupt.
 
-
-def interruptible(f: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """f, which calls the host from programs of its own, with Ctrl-C as KeyboardInterrupt; f returns when it is done."""
+    XLA reports the interrupt of what a program calls on the host as an error, of a class that depends on the thread.
+    """
 
     @functools.wraps(f)
     def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
         try:
-            return jax.block_until_ready(f(*args, **kwargs))
+            return wait(f(*args, **kwargs))
         except Exception as error:
-            raise_interrupt(error)
+            if re.search(r"^KeyboardInterrupt\b", str(error), re.MULTILINE):
+                raise KeyboardInterrupt from error
             raise
 
     return call
@@ -101,21 +87,23 @@ def _interrupt(*_: Any) -> Any:
     raise KeyboardInterrupt
 
 
-def _wait(a: Any) -> None:
-    """On one CPU waits for a program's result in Python, if Ctrl-C raises KeyboardInterrupt in this thread.
+def _waited(results: Any) -> Any:
+    """The results of a program, for which it waits in Python on one CPU if Ctrl-C raises KeyboardInterrupt here.
 
-    On GPUs and on several devices the results return at once, as those of any compiled program.
+    On GPUs and on several devices they return at once, as those of any compiled program.
     """
+    a = jax.tree.leaves(results)[0]
     if jax.device_count() > 1 or isinstance(a, Tracer) or next(iter(a.devices())).platform != "cpu":
-        return
+        return results
     is_main = threading.current_thread() is threading.main_thread()
     if not a.is_ready() and not (is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler):
-        return
+        return results
     begin = time.perf_counter()
     while not a.is_ready():
         pause = PART * (time.perf_counter() - begin)
         time.sleep(min(pause, LONGEST) if pause > SHORTEST else 0)
     a.block_until_ready()  # raises the error of a program that failed
+    return results
 
 
 _calls = False  # whether a solve calls the user now; another one inside such a call must not wait for it

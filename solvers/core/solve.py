@@ -67,7 +67,7 @@ def by_method(
     if narrow is not None:
         options = options._replace(values=narrow, dtype=_inner_dtype(A, narrow, dtype))
     if adjoint == "unrolled":
-        adjoint = unrolled.steps(settings, narrow)
+        adjoint = unrolled.count(settings, narrow)
     # JAX differentiates unrolled steps through M, so that M's own solves must be as accurate as any other.
     elif isinstance(M, UserFunction):
         M = as_preconditioner(M)

@@ -19,7 +19,7 @@ from solvers.core.stopping import FULL, RESTART, RUNNING, End, Now, noise, statu
 from solvers.solution import Status
 
 
-def steps(settings: Settings, narrow: Any) -> int:
+def count(settings: Settings, narrow: Any) -> int:
     """The number of steps. ValueError: no maxiter, or a setting or method that cannot be unrolled."""
     if settings.maxiter is None or isinstance(settings.maxiter, Tracer):
         raise ValueError(f"adjoint='unrolled' needs maxiter=, the number of steps; got {settings.maxiter!r}")

@@ -30,9 +30,9 @@ counted = pytest.mark.skipif(jax.__version_info__[:2] != (0, 10), reason="the co
 BARS = {
     "cg": (421, 24),
     "fcg": (441, 33),
-    "bicgstab": (440, 33),
+    "bicgstab": (435, 33),
     "gmres": (499, 39),
-    "idrs": (774, 39),
+    "idrs": (769, 39),
     "minres": (622, 44),
     "lsmr": (480, 33),
     "gradient of cg": (518, 35),
