@@ -70,7 +70,7 @@ def on_device(pattern: Pattern, alone: Solver) -> Solver:
             size = sum(sizes) or 1
 
             def merged(either: bool, inner: bool, outer: bool, a: Array) -> Array:
-                if not either:
+                if not either or not sizes:
                     return a
                 a = a if outer else a[None]
                 a = a if inner else a[:, None]

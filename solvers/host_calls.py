@@ -41,7 +41,7 @@ def kept(n: int, recipe: Recipe, row: Any, col: Any, values: Any, room: int = KE
       ValueError: the factors do not fit into the memory.
     """
     values, pattern = np.ascontiguousarray(values), pattern_of(n, row, col)
-    bits = np.sum(values.view(f"i{min(values.itemsize, 8)}"), dtype=np.int64)
+    bits = np.sum(values.view(np.int64 if values.nbytes % 8 == 0 else np.int32))
     key = pattern, recipe, values[:: values.size // SAMPLE + 1].tobytes(), int(bits)
     old, found = _factored.results.get(key, (None, None))
     if old is None or not np.array_equal(old, values):
