@@ -17,6 +17,7 @@ of the finest, 9 fine products a cycle, and more where formats pad.
 import dataclasses
 import functools
 import warnings
+from collections import Counter
 from typing import Any, Self
 
 import jax
@@ -148,12 +149,26 @@ class Multigrid(Operator):
         n, leaves = self.shape[0], jax.tree.leaves(self)
         if not all(isinstance(leaf, (jax.Array, np.ndarray)) for leaf in leaves):
             return f"<multigrid {n}×{n}, {len(self.levels) + 1} levels, leaves {leaves}>"
-        names = [getattr(level.A, "A", level.A).name for level in self.levels] + ["inverse"]
-        rows = " → ".join(f"{rows} ({name})" for name, (rows, _) in zip(names, self.sizes, strict=True))
+        rows, name, on_each = [rows for rows, _ in self.sizes], jnp.dtype(self.dtype).name, ""
+        maps: list[Any] = [getattr(level.A, "A", level.A) for level in self.levels]
+        names = [getattr(A, "name", "sharded") for A in maps] + ["inverse"]
+        if not self.order.is_identity:
+            on_each = f", at most {readable_bytes(_most_on_a_device(leaves))} a device"
+            for k, A in enumerate(maps[: len(maps) - self.whole]):
+                names[k] = "{} to {} a device".format(*(f(A.range.over.counts) for f in (min, max)))
+            names[len(maps) - self.whole :] = (f"{name}, whole" for name in names[-1 - self.whole :])
+        levels = " → ".join(f"{rows} ({name})" for rows, name in zip(rows, names, strict=True))
         return (
-            f"<multigrid {n}×{n}, {jnp.dtype(self.dtype).name}, {readable_bytes(self.nbytes)}, operator complexity "
-            f"{self.operator_complexity:.2f}: rows {rows}>"
+            f"<multigrid {n}×{n}, {name}, {readable_bytes(self.nbytes)}{on_each}, operator complexity "
+            f"{self.operator_complexity:.2f}: rows {levels}>"
         )
+
+
+def _most_on_a_device(leaves: list[Any]) -> int:
+    held: Counter[Any] = Counter()
+    for leaf in leaves:
+        held.update({shard.device: shard.data.nbytes for shard in leaf.addressable_shards})
+    return max(held.values())
 
 
 @jax.jit

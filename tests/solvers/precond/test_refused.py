@@ -113,6 +113,7 @@ TYPES = [
     (schwarz, (GRID, lambda block: None), {}, "what local makes of a block must be a matrix with a shape and @"),
     (schwarz, (GRID, lambda block: sp.linalg.splu(block.to_scipy().tocsc())), {}, "SciPy's SuperLU.*factorized"),
     (jax.jit(multigrid), (GRID,), {}, "A, which is traced"),
+    (jax.jit(lambda data: multigrid(GRID.with_data(data))), (GRID.data,), {}, "build M outside jit"),
 ]
 ROWS = [(error, *row) for error, rows in ((ValueError, VALUES), (TypeError, TYPES)) for row in rows]
 ROWS += [(SolverError, ilu, (csr(np.diag([2.0, 0])),), {}, "singular")]

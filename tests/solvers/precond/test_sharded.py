@@ -1,5 +1,10 @@
 """Multigrid of matrices over several devices: iterations beside one device, the sizes of all arrays, refusals."""
 
+import json
+import re
+from collections import Counter
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,9 +13,12 @@ import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt.core.basis import within
+from jaxsparse_fmt.distributed import processes
+from jaxsparse_fmt.distributed.distribution import Distribution
 from solvers import Status, cg, gmres, precond
-from solvers.precond import _cycles, _hierarchy, _sharded
-from tests.distributed.problems import MESH
+from solvers.precond import _cycles, _device_shards, _hierarchy, _sharded
+from tests.distributed.problems import MESH, take
+from tests.distributed.programs import facts
 from tests.distributed.test_processes import finished, started
 from tests.marks import few
 from tests.solvers.precond.operators import trilinear
@@ -105,6 +113,84 @@ def test_64_shards_take_about_as_many_steps_as_one():
     assert all(of_shards <= 1.3 * of_one + 2 for of_shards, of_one in found), found
 
 
+def collected(parts: int, side: int = 256) -> dict[str, Any]:
+    """What compiled programs show of a set-up and of a cycle on so many devices: collectives, lengths, sums."""
+    S, mesh = jsf.gallery.poisson(side, dim=2), jax.make_mesh((parts,), ("rows",), devices=jax.devices("cpu")[:parts])
+    with pytest.MonkeyPatch.context() as patch:
+        take("permute", patch)
+        A, small = jsf.shard(S, mesh, format="csr"), jsf.shard(L, mesh, format="csr")
+        with jax.enable_x64(True):
+            setup = _device_shards.Setup(A, 100)
+            programs = [made.result().as_text() for made in setup.ahead()]
+        M = in_pieces(small, whole=400)
+        cycle = jax.jit(lambda M, r: M @ r).lower(M, small.basis.placed(b)).compile().as_text()
+    kinds = [facts(text)["collectives"] for text in (*programs, cycle)]
+    sums = [line for text in programs for line in text.splitlines() if " all-reduce(" in line]
+    summed = [int(n or 1) for line in sums for n in re.findall(r"\[(\d*)\]", line.partition(" all-reduce(")[0])]
+    return {
+        "set-up": dict(sum(map(Counter, kinds[:-1]), Counter())),
+        "cycle": dict(+Counter(kinds[-1])),
+        "rounds": len(A.shards.halo.sizes),
+        "longest": max(facts(text)["longest"] for text in programs),
+        "share": 8 * A.nnz // parts + 130 * A.shards.halo.width,
+        "n": A.shape[0],
+        "summed": max(summed),
+    }
+
+
+def check_collected(found: dict[str, Any]) -> None:
+    setup, cycle = found["set-up"], found["cycle"]
+    for kinds in (setup, cycle):
+        assert kinds.keys() == {"collective-permute", "all-reduce"}
+    assert setup["collective-permute"] <= 16 * found["rounds"] and setup["all-reduce"] <= 8
+    assert found["summed"] <= 8 and cycle["all-reduce"] == 1 and found["longest"] <= found["share"]
+
+
+def test_a_set_up_sends_to_neighbours_and_a_cycle_sums_once():
+    check_collected(collected(8, 64))
+
+
+COLLECTED = """
+import jax, json
+jax.config.update("jax_enable_x64", True)
+from tests.solvers.precond import test_sharded
+print("collected", json.dumps(test_sharded.collected(64)), flush=True)
+"""
+
+
+@pytest.mark.deep
+def test_64_devices_send_to_neighbours_and_hold_their_shares():
+    ((code, out, err),) = finished([started("-c", COLLECTED, devices=64, quick=True)], seconds=1500)
+    assert code == 0, err[-3000:]
+    found = json.loads(out.partition("collected ")[2])
+    check_collected(found)
+    assert found["longest"] < found["n"]  # no vector of all unknowns
+
+
+def test_no_host_collects_more_than_a_level_that_is_whole(monkeypatch):
+    """All that processes share goes through `everyones`; the rest is sent from owner to owner, and lies on devices."""
+    A, sizes, pieces = jsf.shard(L, MESH, format="csr"), [], []
+    everyones, on_host = processes.everyones, Distribution.on_host
+
+    def counted(make, mesh):
+        found = everyones(make, mesh)
+        sizes.append(sum(a.nbytes for a in jax.tree.leaves(found) if isinstance(a, np.ndarray)))
+        matrices = [S for S in jax.tree.leaves(found) if sp.issparse(S)]
+        sizes.append(sum(S.data.nbytes + S.indices.nbytes for S in matrices))
+        return found
+
+    def part(over, a):
+        pieces.append(max(p.size for p in on_host(over, a).values()))
+        return on_host(over, a)
+
+    monkeypatch.setattr(processes, "everyones", counted)
+    monkeypatch.setattr(Distribution, "on_host", part)
+    M = in_pieces(A)
+    assert M.whole == 0 and max(pieces) <= 2 * A.nnz / MESH.size
+    most = M.coarse_inverse.shape[0]
+    assert 0 < max(sizes) <= 16 * most**2 + 1000 < 8 * A.nnz
+
+
 def test_the_levels_are_those_of_the_formula_in_dense_algebra(built):
     A, M = built
     level, below = M.levels[0], M.levels[1].A
@@ -178,7 +264,8 @@ def test_the_operator_is_symmetric_and_the_same_in_the_users_order_and_inside():
     inner = within(M, A.basis) @ A.basis.enter(jnp.asarray(x))
     np.testing.assert_allclose(A.basis.leave(inner), M @ x, rtol=1e-10)
     assert solved(A, M).status == Status.CONVERGED and M.whole == 1
-    assert f"multigrid {N}×{N}" in repr(M) and "sharded" in repr(M)
+    assert f"multigrid {N}×{N}" in repr(M) and f"rows {N} (1344 to 1376 a device) → " in repr(M)
+    assert repr(M).endswith(f"(csr, whole) → {M.coarse_inverse.shape[0]} (inverse, whole)>")
 
 
 PHASES = sp.diags_array(np.exp(1j * np.arange(N)))
