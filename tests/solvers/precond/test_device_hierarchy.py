@@ -63,15 +63,20 @@ def jumps() -> sp.csr_array:
     return sp.csr_array(sp.block_diag([S, sp.diags_array(np.arange(1.0, 50))]))
 
 
-@pytest.mark.parametrize("name", ["poisson", "elements", "jumps", "near-null", "rooms of its own"])
+@pytest.mark.parametrize("name", ["poisson", "elements", "jumps", "near-null", "rooms of its own", "smaller rooms"])
 def test_levels_serve_as_well_as_the_hosts(name, request, monkeypatch):
     if name == "rooms of its own":
         monkeypatch.setattr(_device_hierarchy, "SHARED", 2**14)
+    if name == "smaller rooms":
+        for size, value in (("LARGE", 2**14), ("LEAST", 5)):
+            monkeypatch.setattr(_device_hierarchy, size, value)
     S = {"jumps": jumps, "elements": lambda: trilinear(12)}.get(name, lambda: jsf.gallery.poisson(12))()
     near = 1 + np.random.default_rng(0).random(S.shape[0]) if name == "near-null" else None
     A, b = jsf.from_scipy(S, "csr"), random_vector(S.shape[0])
     host = multigrid(A, near, max_coarse=30)
     request.getfixturevalue("there")
+    if name == "smaller rooms":
+        monkeypatch.setattr(_device_hierarchy, "FEW", 100)
     M, again = (multigrid(A, near, max_coarse=30) for _ in range(2))
     assert M.levels[0].A is A and len(M.levels) >= 2
     R, A1, P = (np.asarray(m.todense()) for m in (M.levels[0].R, M.levels[1].A, M.levels[0].P))
