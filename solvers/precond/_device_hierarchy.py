@@ -140,7 +140,7 @@ def _coarsened(fine: Matrix, rooms: Rooms) -> tuple[Matrix, Made, Rooms] | None:
             return None
         found = programs.prolonged(rooms.rows, A, near, known, agg, count, theta, upper)
         inside, products = map(int, np.asarray(found.scalars))
-        P = programs.compressed(*found.terms, rooms.rows, A.shape, _room(rooms.entries, inside))
+        P = programs.compressed(rooms.rows, A.shape, _room(rooms.entries, inside), *found.terms)
         R, below, unit = programs.transposed(P, found.below, known.unit)
         try:
             AP, _, products = _product(A, P, products, P, rooms)
@@ -254,9 +254,9 @@ def _compiled(rooms: Rooms, place: Any) -> list[Future[Any]]:
     aggregated = compiling(programs.aggregated, A, known, 0.5)
     to_prolong = n, A, vector, known, results(programs.aggregated, A, known, 0.5)[0], 1, 0.5, 1.0
     prolonged, found = compiling(programs.prolonged, *to_prolong), results(programs.prolonged, *to_prolong)
-    *terms, _ = results(programs.multiplied, A, A, A, rooms.products)
-    compressed = [compiling(programs.compressed, *t, n, (n, n), nnz) for t in (terms, found.terms)]
-    multiplied = compiling(programs.multiplied, A, A, A, rooms.products)
+    *terms, _ = results(programs.multiplied, rooms.products, A, A, A)
+    compressed = [compiling(programs.compressed, n, (n, n), nnz, *t) for t in (terms, found.terms)]
+    multiplied = compiling(programs.multiplied, rooms.products, A, A, A)
     transposed = compiling(programs.transposed, A, found.below, vector)
     threads.shutdown(wait=False)
     return [measured, aggregated, multiplied, prolonged, *compressed, transposed]
@@ -269,7 +269,7 @@ def _product(A: Any, B: Any, products: int, then: Any, rooms: Rooms) -> tuple[An
     """
     room = _room(rooms.products, products)
     on_device.check_list(max(products, room), "products of two entries")
-    *terms, found = programs.multiplied(A, B, then, room)
+    *terms, found = programs.multiplied(room, A, B, then)
     entries, products = map(int, np.asarray(found))
-    C = programs.compressed(*terms, B.shape[1], (A.shape[0], B.shape[1]), _room(rooms.entries, entries))
+    C = programs.compressed(B.shape[1], (A.shape[0], B.shape[1]), _room(rooms.entries, entries), *terms)
     return C, entries, products

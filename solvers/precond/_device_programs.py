@@ -315,8 +315,8 @@ def _priorities(number: Array) -> Array:
     return h ^ (h >> np.uint32(16))
 
 
-@functools.partial(jax.jit, static_argnums=3)
-def multiplied(A: Any, B: Any, then: Any, room: int) -> tuple[Array, Array, Array]:
+@functools.partial(jax.jit, static_argnums=0)
+def multiplied(room: int, A: Any, B: Any, then: Any) -> tuple[Array, Array, Array]:
     a, b = A.csr_arrays(), B.csr_arrays()
     row, col, left, right = on_device.expanded(a, b, room)
     terms = take(a.data, left) * take(b.data, right)
@@ -339,8 +339,8 @@ def summed(
     return key, terms, jnp.stack([jnp.sum(new, dtype=np.float64), jnp.sum(uses, dtype=np.float64)])
 
 
-@functools.partial(jax.jit, static_argnums=(2, 3, 4))
-def compressed(key: Array, terms: Array, n_cols: int, shape: tuple[int, int], room: int) -> Any:
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def compressed(n_cols: int, shape: tuple[int, int], room: int, key: Array, terms: Array) -> Any:
     """The matrix of `summed`, whose keys are those of `n_cols` columns."""
     rows, padded, end = shape[0], (shape[0] + 1, n_cols), key.shape[0]
     live = on_device.coordinates(key, padded)[0] < rows

@@ -36,12 +36,10 @@ from solvers.precond._hierarchy import DENSEST, ROUNDING, STRICTER, WEAKER, Aggr
 from solvers.precond._rows import Cut, Rows
 from solvers.precond._shard_programs import (
     begun,
-    compressed,
     folded,
     joined,
     longest_row,
     moved,
-    multiplied,
     outside,
     own_rows,
     placed,
@@ -134,7 +132,7 @@ class Setup:
         counts = np.array(over.counts, np.int32)
         links, entries = self.links(over, self.like), np.array(A.data_basis.over.counts, np.int32)
         key, terms = self.each(own_rows, self.n, A.domain.over.size)(A.shards, links, entries)
-        matrix = self.each(compressed, self.n, (self.n, self.n), self.rooms.entries)(key, terms)
+        matrix = self.each(programs.compressed, self.n, (self.n, self.n), self.rooms.entries)(key, terms)
         pieces = None if B is None else A.domain.enter(A.domain.accept(B)).reshape(self.parts, over.size)
         near, zeros = self.each(begun, self.n)(pieces, links)
         known = self.each(programs.measured)(matrix, near, zeros, counts, links)
@@ -160,7 +158,7 @@ class Setup:
             counts, first = counts.astype(np.int32), coarse.starts[:-1].astype(np.int32)
             found = self.each(programs.prolonged, width)(A, near, known, agg, counts, theta, upper, links, first)
             inside = int(self.of_all(found.scalars)[:, 0].max())
-            numbered = self.each(compressed, width, (n, width), one._room(rooms.entries, inside))(*found.terms)
+            numbered = self.each(programs.compressed, width, (n, width), one._room(rooms.entries, inside))(*found.terms)
             P, below, longest = self.planned(numbered, coarse)
             R, near_below, unit = self.each(programs.transposed)(P, found.below, known.unit, below)
             extended, found = self.each(joined)(numbered, A, *self.moved(longest, False)(numbered, links))
@@ -176,7 +174,7 @@ class Setup:
                 break
             theta, weaker = STRICTER * theta, False
         room = one._room(rooms.entries, int(entries_below.max()))
-        C = self.each(compressed, width, (n, width), room)(*terms)
+        C = self.each(programs.compressed, width, (n, width), room)(*terms)
         m = sum(coarse.counts) if sum(coarse.counts) <= self.whole else 0
         sizes = self.size, over.size, coarse.size, links.how.width, below.how.width, m, int(entries.max()), inside
         arrays = A, R, numbered if m else P, known.inverse
@@ -211,10 +209,10 @@ class Setup:
         """
         room = one._room(self.rooms.products, products)
         on_device.check_list(max(products, room), "products of two entries")
-        *terms, found = self.each(multiplied, room)(A, B, then)
+        *terms, found = self.each(programs.multiplied, room)(A, B, then)
         entries, products = self.of_all(found).max(axis=0).astype(int).tolist()
         room = one._room(self.rooms.entries, entries)
-        return self.each(compressed, self.width, (self.n, self.width), room)(*terms), products
+        return self.each(programs.compressed, self.width, (self.n, self.width), room)(*terms), products
 
     def planned(self, S: Any, columns: Distribution) -> tuple[Any, Links, int]:
         """S with its columns in places of [own | halo], the halo's exchange, and a bound of the length of S's rows.
@@ -291,24 +289,24 @@ def _compiled(sizes: tuple[Any, ...], columns: int, leaves: tuple[Any, ...], tre
     counts: Any = jax.ShapeDtypeStruct(count.shape, np.int32)
     links = Links(shards.halo, counts, size, place.axis)
     entries = rooms.entries
-    matrix = results(compressed, n, (n, n), entries)(*results(own_rows, n, columns)(shards, links, count))
+    matrix = results(programs.compressed, n, (n, n), entries)(*results(own_rows, n, columns)(shards, links, count))
     near, zeros = results(begun, n)(None, links)
     known = results(programs.measured)(matrix, near, zeros, count, links)
     agg, _ = results(programs.aggregated)(matrix, known, 0.5, links)
     found = results(programs.prolonged, width)(matrix, near, known, agg, count, 0.5, 1.0, links, count)
-    P = results(compressed, width, (n, width), entries)(*found.terms)
+    P = results(programs.compressed, width, (n, width), entries)(*found.terms)
     ids, entry, _ = results(outside, halo, extra)(P, count, count)
     slots = jax.ShapeDtypeStruct((count.size, halo), np.int32, sharding=piece)
     placed_P = results(placed, (n, n))(P, count, ids, entry, slots, links)
     R, *_ = results(programs.transposed)(placed_P, found.below, zeros, links)
     sent = [results(moved, longest, extra, back)(P, links) for longest, back in USUAL]
     extended, _ = results(joined)(P, matrix, *sent[0])
-    *terms, _ = results(multiplied, rooms.products)(matrix, extended, placed_P)
-    AP = results(compressed, width, (n, width), entries)(*terms)
-    results(multiplied, rooms.products)(R, AP, None)
+    *terms, _ = results(programs.multiplied, rooms.products)(matrix, extended, placed_P)
+    AP = results(programs.compressed, width, (n, width), entries)(*terms)
+    results(programs.multiplied, rooms.products)(R, AP, None)
     results(longest_row)(AP)
     *terms, _ = results(folded)(np.int32(size), AP, *sent[-1])
-    results(compressed, width, (n, width), entries)(*terms)
+    results(programs.compressed, width, (n, width), entries)(*terms)
     threads.shutdown(wait=False)
     return made
 

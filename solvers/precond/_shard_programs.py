@@ -27,16 +27,6 @@ def begun(n: int, near: Array | None, links: Links) -> tuple[Array, Array]:
     return jnp.where(lax.iota(np.int32, n) < jnp.minimum(links.count, near.shape[0]), padded, near[0]), jnp.zeros(n)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def compressed(n_cols: int, shape: tuple[int, int], room: int, key: Array, terms: Array) -> Any:
-    return programs.compressed(key, terms, n_cols, shape, room)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def multiplied(room: int, A: Any, B: Any, then: Any) -> Any:
-    return programs.multiplied(A, B, then, room)
-
-
 @jax.jit
 def longest_row(S: Any) -> Array:
     return jnp.max(jnp.diff(S.csr_arrays().indptr))

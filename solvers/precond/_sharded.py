@@ -238,6 +238,8 @@ def _entries(S: Crossing, *numbers: Array) -> tuple[Array, Array, Array]:
         part, how = parts
         row, col, _, value = part.entries()
         live, (own, other) = (row < part.shape[0]) & (col < part.shape[1]), (col, row) if S.down else (row, col)
+        if part.name == "csr":  # devices pad with zeros in any column
+            live &= jnp.arange(row.size) < part.row_ptr[-1]
         for of in numbers:
             other = jnp.take(jnp.concatenate([of, exchange(of, how)]), other, mode="clip")
         return jnp.where(live, own, -1), other, value
