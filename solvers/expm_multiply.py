@@ -102,8 +102,13 @@ def expm_multiply(A: Any, v: Any, t: Any = 1.0, *, maxiter: int | None = None) -
 
 
 def _in_basis(_: None, maps: tuple[Any], basis: Basis, v: Array, t: Array, maxiter: Array) -> FunctionSolution:
-    space, start, times = outside(basis), basis.enter(v), jnp.atleast_1d(t)
+    start = basis.enter(v)
     A = traced(lambda u: (maps[0] @ u).astype(v.dtype), start)
+    return AtTimes()((A, basis, t, maxiter, start))
+
+
+def _at_times(A: Function, basis: Basis, t: Array, maxiter: Array, start: Array) -> FunctionSolution:
+    space, times = outside(basis), jnp.atleast_1d(t)
     order = jnp.lexsort((jnp.abs(times), jnp.angle(times)))  # outwards in each direction
 
     def onward(carry: Any, t: Array) -> Any:
@@ -116,7 +121,7 @@ def _in_basis(_: None, maps: tuple[Any], basis: Basis, v: Array, t: Array, maxit
         code = jnp.where(goes_on & is_failure(code) & (code != Status.PRECISION), code, end.code)
         return (x, t, code, end.past), FunctionSolution(basis.leave(x), code, end.steps, end.products, end.error_norm)
 
-    first = start, jnp.zeros_like(times[0]), jnp.zeros(v.shape[1:], jnp.int32), unmoved(space, start)
+    first = start, jnp.zeros_like(times[0]), jnp.zeros(start.shape[1:], jnp.int32), unmoved(space, start)
     every = lax.scan(onward, mesh_axes.varying(first, start), times[order])[1]
     counts = jnp.cumsum(every.n_iterations), jnp.cumsum(every.n_products)
     every = dataclasses.replace(every, n_iterations=counts[0], n_products=counts[1])
@@ -128,6 +133,24 @@ _solve = Entry(_in_basis, lambda _, v: (v if v.ndim == 1 else v[:, 0],))
 
 
 # ------------------------------------------------------------------------------------------------- differentiation
+
+
+class AtTimes(opaque.Operation):
+    """The result, of (A, basis, t, maxiter, v): one operation, since a loop hides that x is linear in v."""
+
+    def compute(self, inputs: Any) -> FunctionSolution:
+        return _at_times(*inputs)
+
+    def jvp(self, inputs: Any, tangents: Any) -> tuple[Any, Any]:
+        sol, d_sol = opaque.both(self.compute, inputs, tangents)
+        return sol, jax.tree.map(lambda d: None if d.dtype == jax.dtypes.float0 else d, d_sol)
+
+    def linear(self) -> int:
+        return self.tree.num_leaves - 1
+
+    def transpose(self, inputs: Any, cotangent: Array) -> Array:
+        A, basis, t, maxiter, v = inputs  # v is 0
+        return jax.vjp(lambda v: _at_times(A, basis, t, maxiter, v).x, v)[1](cotangent)[0]
 
 
 class Exponential(opaque.Operation):
@@ -245,11 +268,10 @@ class Change(opaque.Operation):
         starts = lax.iota(width.dtype, CHECKPOINTS) * width
         _, kept = lax.scan(lambda x, i: (at(x, jnp.clip(count - i, 0, width), count), x), v, starts)
 
-        def step(numbers: Array, x: Array) -> Array:
-            A = rebuilt(numbers)
-
+        def step(wide: Array, x: Array) -> Array:
             def add(carry: tuple[Array, Array], j: Array) -> Any:
                 term, total = carry
+                A = rebuilt(wide.astype(numbers.dtype))  # here, so that cotangents of all products add up in `wide`
                 term = (A @ term - mu * term) * (t / (count * j)).astype(term.dtype)
                 return (term, total + term), None
 
@@ -261,9 +283,9 @@ class Change(opaque.Operation):
             j = count - 1 - i.astype(count.dtype)
             group = jnp.floor(j / width)
             x = at(kept[group.astype(jnp.int32)], j - group * width, count)
-            more, c = jax.vjp(step, numbers, x)[1](c)
+            more, c = jax.vjp(step, wide, x)[1](c)
             return of_A + more, c
 
-        of_A, _ = lax.fori_loop(0, count.astype(jnp.int32), back, (jnp.zeros_like(numbers), c))
-        wide = of_A.astype(jnp.result_type(of_A.dtype, v.real.dtype))
-        return _or_nan(end, restored(wide, power + sum(powers)).astype(of_A.dtype), cotangent)
+        wide = numbers.astype(jnp.result_type(numbers, v.real))
+        of_A, _ = lax.fori_loop(0, count.astype(jnp.int32), back, (jnp.zeros_like(wide), c))
+        return _or_nan(end, restored(of_A, power + sum(powers)).astype(numbers.dtype), cotangent)

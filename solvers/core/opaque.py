@@ -168,8 +168,8 @@ def _batch(
     return out, (0,) * len(out)
 
 
-def jvp(f: Callable[[Any], Any], primals: Any, tangents: Any) -> Any:
-    """The tangent of f(primals) for tangents of which None stands for zero; None if all are None."""
+def both(f: Callable[[Any], Any], primals: Any, tangents: Any) -> tuple[Any, Any]:
+    """f(primals), and its tangent for tangents of which None stands for zero; (None, None) if all are None."""
     leaves, inside = jax.tree.flatten(primals)
     flat = inside.flatten_up_to(tangents)  # a field that is None in the primals is no leaf
     move = [i for i, t in enumerate(flat) if t is not None]
@@ -178,7 +178,12 @@ def jvp(f: Callable[[Any], Any], primals: Any, tangents: Any) -> Any:
         now = dict(zip(move, moving, strict=True))
         return f(jax.tree.unflatten(inside, [now.get(i, leaf) for i, leaf in enumerate(leaves)]))
 
-    return jax.jvp(of_moving, [leaves[i] for i in move], [flat[i] for i in move])[1] if move else None
+    return jax.jvp(of_moving, [leaves[i] for i in move], [flat[i] for i in move]) if move else (None, None)
+
+
+def jvp(f: Callable[[Any], Any], primals: Any, tangents: Any) -> Any:
+    """The tangent of f(primals), None if all tangents are None."""
+    return both(f, primals, tangents)[1]
 
 
 def undefined(results: Any, tangents: Any) -> Any:

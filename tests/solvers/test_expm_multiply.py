@@ -155,6 +155,20 @@ def test_times_may_be_in_any_order_and_direction():
     np.testing.assert_allclose(found[1], gradients[1], rtol=1e-10)
 
 
+def test_the_linear_transpose_at_several_times_is_that_of_a_dense_exponential():
+    times, Y = jnp.array([0.5, 2.0, -0.3]), RNG.standard_normal((3, N))
+    (found,) = jax.jit(jax.linear_transpose(lambda v: expm_multiply(A, v, times).x, V))(Y)
+    np.testing.assert_allclose(found, sum(expm(t * D).T @ y for t, y in zip(times, Y, strict=True)), rtol=1e-10)
+
+
+def test_the_gradient_by_a_half_precision_A_adds_up_hundreds_of_steps_in_single_precision():
+    """Of 1ᵀ·exp(t·L)·1 with L·1 = Lᵀ·1 = 0 the derivative by each entry of L is t."""
+    L = (UP + DOWN - np.diag((UP + DOWN).sum(axis=1))).astype(np.float16)
+    gradient = jax.jit(jax.grad(lambda L: expm_multiply(L, np.ones(N, np.float32), 400.0).x.sum()))(L)
+    assert gradient.dtype == np.float16
+    np.testing.assert_allclose(gradient, np.full((N, N), 400.0), rtol=2e-3)
+
+
 def test_schroedinger_keeps_the_length_of_a_state():
     H = D + D.T
     x = expm_multiply(lambda v: H @ v, V, -1j * jnp.linspace(0, 20, 3)).x
