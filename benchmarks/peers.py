@@ -13,9 +13,13 @@ small program. "kept" is the same with JAX's programs on disk from an earlier pr
 later solves with the same matrix.
 first calls: CPU seconds of the first call of a jitted function, from tracing to the answer; "ratio" is to jax.scipy's.
 Peers solve with the same matrix, as a function v -> A @ v. Medians of three, in which the sides take turns.
+functions: eigenpairs, singular values, exp(A)·b, complex symmetric systems and null spaces of n³ unknowns, to each
+library's own measure of 1e-8. The sides take turns in one process; "first" is the first call, and a name alone the
+least of three later ones. CPU seconds on a CPU, wall seconds on a GPU, where CuPy joins.
 """
 
 import argparse
+import contextlib
 import functools
 import importlib
 import statistics
@@ -169,6 +173,79 @@ def eager() -> Row:
     }
 
 
+def calls(n: int) -> dict[str, tuple[Any, Callable[..., Any], Callable[..., Any]]]:
+    """By name: a matrix of n³ rows; ours, of it and a vector; another library's, of its module, them too."""
+    C, P = jsf.gallery.convection_diffusion(n, velocity=(0.02, 0.06, 0.1)), jsf.gallery.poisson(n)
+    L = scipy.sparse.csgraph.laplacian(sp.csr_array(6 * sp.eye_array(n**3) - P))
+    S = sp.random_array((n**3, n**2), density=0.1 / n, rng=np.random.default_rng(0))
+    H = P - (0.3 + 0.2j) * sp.eye_array(n**3)
+    right, near, tight = Row(which="LR", tol=RTOL), Row(sigma=0.0, tol=RTOL), Row(rtol=RTOL, maxiter=MAXITER)
+    block = lambda b: b[:, None] ** np.arange(1, 5)  # noqa: E731
+    return {
+        "eigs, 4 of largest real part": (
+            C,
+            lambda A, b: solvers.eigs(A, 4, **right),
+            lambda lib, A, b: lib.eigs(A, 4, **right),
+        ),
+        "eigs, 4 nearest to 0": (C, lambda A, b: solvers.eigs(A, 4, **near), lambda lib, A, b: lib.eigs(A, 4, **near)),
+        "eigsh, 4 largest": (
+            P,
+            lambda A, b: solvers.eigsh(A, 4, tol=RTOL),
+            lambda lib, A, b: lib.eigsh(A, 4, tol=RTOL),
+        ),
+        "eigsh, 4 nearest to 0": (
+            P,
+            lambda A, b: solvers.eigsh(A, 4, **near),
+            lambda lib, A, b: lib.eigsh(A, 4, **near),
+        ),
+        "lobpcg, 4 largest to 1e-4": (
+            P,
+            lambda A, b: solvers.lobpcg(A, 4, X0=block(b), which="LA", tol=1e-4 / 12, maxiter=500),
+            lambda lib, A, b: lib.lobpcg(A, block(b), tol=1e-4, maxiter=500),
+        ),
+        "svds, 4 largest": (S, lambda A, b: solvers.svds(A, 4, tol=RTOL), lambda lib, A, b: lib.svds(A, 4, tol=RTOL)),
+        "exp(-A)·b": (-C, solvers.expm_multiply, lambda lib, A, b: lib.expm_multiply(A, b)),
+        "exp(-30·A)·b": (
+            -C,
+            lambda A, b: solvers.expm_multiply(A, b, 30.0),
+            lambda lib, A, b: lib.expm_multiply(30 * A, b, traceA=30 * A.trace()),
+        ),
+        "cocg, beside bicgstab": (
+            H,
+            lambda A, b: solvers.cocg(A, b, **tight),
+            lambda lib, A, b: lib.bicgstab(A, b, **tight),
+        ),
+        "nullspace, beside eigsh": (
+            L,
+            lambda A, b: solvers.nullspace(A, 1),
+            lambda lib, A, b: lib.eigsh(A, 1, sigma=-1e-8, tol=RTOL),
+        ),
+    }
+
+
+def beside(name: str, n: int) -> Row:
+    """The seconds of a call, ours and others', first and later."""
+    given, ours, theirs = calls(n)[name]
+    S = sp.csr_array(given)
+    b = np.random.default_rng(0).standard_normal(S.shape[0])
+    A, c = jsf.from_scipy(S), jnp.asarray(b)
+    jax.block_until_ready(jax.jit(lambda x: x + 1)(c))
+    sides: dict[str, Solve] = {"ours": lambda: ours(A, c), "SciPy": lambda: theirs(scipy.sparse.linalg, S, b)}
+    if on_gpu := report.platform_here() == "gpu":
+        cupy, sparse = importlib.import_module("cupy"), importlib.import_module("cupyx.scipy.sparse")
+        lib, B, x = importlib.import_module("cupyx.scipy.sparse.linalg"), sparse.csr_matrix(S), cupy.asarray(b)
+        sides["CuPy"] = lambda: (theirs(lib, B, x), cupy.cuda.Device().synchronize())
+    row: Row = {"n": n**3}
+    for side in list(sides):
+        with contextlib.suppress(AttributeError, TypeError, ValueError):  # CuPy has not all of them
+            row[f"{side}, first"] = timing.timed(sides[side])[1 if on_gpu else 2]
+        if f"{side}, first" not in row:
+            del sides[side]
+    later = [{side: timing.timed(call)[1 if on_gpu else 2] for side, call in sides.items()} for _ in range(3)]
+    row |= {side: min(times[side] for times in later) for side in sides}
+    return row | {"ratio": row["ours"] / row["SciPy"]}
+
+
 # ----------------------------------------------------------------------------------------------------- the sections
 
 
@@ -197,6 +274,11 @@ def solves(n: int) -> Iterator[Row]:
         yield {"problem": f"7-point {n}³", "side": side} | row
 
 
+def functions(n: int) -> Iterator[Row]:
+    for name in calls(2):
+        yield {"call": name} | child(beside, name, n)
+
+
 def first_calls(rounds: int) -> Iterator[Row]:
     child(first_call, 400, "ours", "cg", "hessian")  # Numba compiles
     for method, form in SOLVES:
@@ -223,4 +305,5 @@ def others(rounds: int) -> list[Row]:
 def sections(args: argparse.Namespace, header: dict[str, str]) -> report.Sections:
     made = {"first calls, n = 400": first_calls, "starts and warm calls": others}
     found: report.Sections = {"solves": functools.partial(solves, 8 if args.small else 100)}
-    return found | {name: functools.partial(rows, 1 if args.small else 3) for name, rows in made.items()}
+    found |= {name: functools.partial(rows, 1 if args.small else 3) for name, rows in made.items()}
+    return found | {"functions": functools.partial(functions, 6 if args.small else 24)}

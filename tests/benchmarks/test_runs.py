@@ -44,12 +44,15 @@ def test_processes_time_their_first_calls_and_one_that_fails_is_told(run, monkey
     """And every library solves the same system."""
     monkeypatch.setattr(peers, "SOLVES", (("cg", "grad"),))
     monkeypatch.setattr(peers, "SIDES", ("ours", "jax.scipy"))
+    every, name = peers.calls(2), "cocg, beside bicgstab"
+    monkeypatch.setattr(peers, "calls", lambda n: {name: every[name]})
     monkeypatch.setattr(report, "platform_here", lambda: "cpu")
     rows, table = run("peers")
     solves, (call, *others) = ([row for row in rows if ("side" in row) == of_solves] for of_solves in (True, False))
     assert [row["side"] for row in solves] == ["jaxsparse", "jaxsparse, multigrid", "jax.scipy", "SciPy"]
     assert all(row["residual"] <= 1.01 * peers.RTOL and 0 < row["warm s"] < row["cold s"] for row in solves)
     assert call["call"] == "grad of cg" and call["ratio"] == call["ours"] / call["jax.scipy"] > 0
+    assert others[-1]["call"] == name and others[-1]["ratio"] == others[-1]["ours"] / others[-1]["SciPy"] > 0
     assert {"import jax", "first cg, n = 1000, wall", "A @ x, warm"} <= {row.get("what") for row in others}
     assert "| grad of cg |" in table
     assert_refused(lambda: report.fresh("1 / 0"), RuntimeError, "ZeroDivisionError")
