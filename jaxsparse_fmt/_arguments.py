@@ -68,7 +68,7 @@ def as_floating(x: Any, what: str, dtype: Any = None) -> jax.Array:
             raise TypeError(f"{what} must be an array of numbers; got {type(given).__name__}")
     elif not isinstance(x, jax.Array):
         if not isinstance(x, list | tuple) and not hasattr(x, "__jax_array__"):
-            cure = "; take its x" if hasattr(x, "x") else ", and a product of operators is A @ (M @ x)"
+            cure = "; use its x" if hasattr(x, "x") else ", and a product of operators is A @ (M @ x)"
             raise TypeError(f"{what} must be an array of numbers; got {type(x).__name__}{cure}")
         x = jnp.asarray(x)
     floating = floating_dtype(x.dtype, what)

@@ -48,7 +48,7 @@ def check_keeps_imaginary(given: Any, dtype: Any) -> None:
     """Raises TypeError if numbers of the dtype `given`, stored as `dtype`, would lose their imaginary parts."""
     if jnp.issubdtype(given, jnp.complexfloating) and not jnp.issubdtype(dtype, jnp.complexfloating):
         raise TypeError(
-            f"dtype {dtype} would drop the imaginary parts of a {given} matrix; take its real part, or a complex dtype"
+            f"dtype {dtype} would drop the imaginary parts of a {given} matrix; use its real part, or a complex dtype"
         )
 
 

@@ -36,7 +36,7 @@ _GUESSED = {name: call for names, call in _ELSEWHERE.items() for name in names.s
 def no_attribute(module: ModuleType, name: str, names: Iterable[str]) -> AttributeError:
     """The error of a module without a name, with the call that was meant."""
     call = _GUESSED.get(name)
-    hint = f"; take {call}" if call else did_you_mean(name, names)
+    hint = f"; use {call}" if call else did_you_mean(name, names)
     return AttributeError(f"module {module.__name__!r} has no attribute {name!r}{hint}", name=name, obj=module)
 
 

@@ -124,7 +124,7 @@ def _arrays(path: Path, *names: str) -> list[np.ndarray]:
             members = file.infolist()
         with np.load(path, allow_pickle=False) as found:
             if "format" in found:
-                raise ValueError("it is SciPy's: take from_scipy(scipy.sparse.load_npz(path))")
+                raise ValueError("it is SciPy's: use from_scipy(scipy.sparse.load_npz(path))")
             if any(one.compress_type != zipfile.ZIP_STORED or one.file_size > path.stat().st_size for one in members):
                 raise ValueError("a member is compressed, or larger than the file")
             arrays = [found[name] for name in names]

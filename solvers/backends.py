@@ -159,20 +159,20 @@ def choice(backend: str, A: Any, symmetric: bool | None, maker: str) -> str:
     module, extra = LIBRARIES[backend]
     if importlib.util.find_spec(module) is None:
         raise ModuleNotFoundError(
-            f"{maker}: backend={backend!r} needs {module}; pip install 'jaxsparse[{extra}]', or take backend='superlu'"
+            f"{maker}: backend={backend!r} needs {module}; pip install 'jaxsparse[{extra}]', or use backend='superlu'"
         )
     platform = arguments.memory.device(A).platform
     if platform != PLATFORMS[module]:
         raise ValueError(f"{maker}: backend={backend!r} runs on a {PLATFORMS[module]}, and A lies on a {platform}")
     _check_mode(backend, maker)
     if backend != "cudss" and jnp.issubdtype(A.dtype, jnp.complexfloating):
-        raise TypeError(f"{maker}: backend={backend!r} takes real matrices, and A is {A.dtype}; take 'superlu'")
+        raise TypeError(f"{maker}: backend={backend!r} takes real matrices, and A is {A.dtype}; use 'superlu'")
     return backend
 
 
 def _check_mode(library: str, maker: str) -> None:
     if library != "cudss" and not jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]
-        raise ValueError(f"{maker}: backend={library!r} computes in float64; set JAX_ENABLE_X64=1, or take 'superlu'")
+        raise ValueError(f"{maker}: backend={library!r} computes in float64; set JAX_ENABLE_X64=1, or use 'superlu'")
 
 
 def _suited(A: Any) -> str:
@@ -203,7 +203,7 @@ def made(A: Any, library: str, maker: str, symmetric: bool | None) -> LibraryFac
         _fitting.get(library, [A.row_ids, A.col_ids], lambda: hosted(A).check_memory(free) or library)
         is_symmetric = hosted(A).symmetric if symmetric is None else symmetric
         if library == "cholmod" and not is_symmetric:
-            raise SolverError(Status.NOT_SYMMETRIC, f"{maker}: backend='cholmod' needs a symmetric A; take 'klu'")
+            raise SolverError(Status.NOT_SYMMETRIC, f"{maker}: backend='cholmod' needs a symmetric A; use 'klu'")
         F = _of_entries(A, library, is_symmetric)
         if library != "cudss":
             _try(F, maker)

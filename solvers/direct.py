@@ -286,7 +286,7 @@ def by_factors(A: Any, b: Any, x0: Any, settings: Settings) -> Solution:
     """The solution of A·x = b by the factors of A as it was `prepared`, in place of M; SINGULAR where A is at fault."""
     F, adjoint, b = settings.M, settings.adjoint, arguments.vectors(b, "b")
     if isinstance(adjoint, str):  # by steps whose factors are constants a derivative by A would be 0
-        raise TypeError(f"adjoint must be a solvers.Adjoint for a direct solve; got {adjoint!r}; take a Krylov method")
+        raise TypeError(f"adjoint must be a solvers.Adjoint for a direct solve; got {adjoint!r}; use a Krylov method")
     if isinstance(F.factors, OnHost):
         if (sol := _by_host(A, b, x0, settings)) is not None:
             return sol

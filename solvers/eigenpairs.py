@@ -28,7 +28,7 @@ LEAST_NCV = 5  # vectors beyond k, without which a restart keeps too little
 MAXITER = 1000
 NEAREST = ", and for those nearest to 0 eigsh(A, k, sigma=0)"  # what else than a `which` finds pairs
 LOW_END = (
-    "for the smallest of a discretised differential operator take sigma=0 of eigsh or eigs, or if it is symmetric "
+    "for the smallest of a discretised differential operator use sigma=0 of eigsh or eigs, or if it is symmetric "
     "lobpcg with M=precond.multigrid(A)"
 )
 MESSAGES = {
@@ -36,9 +36,9 @@ MESSAGES = {
     "and eigs take; " + LOW_END,
     Status.STAGNATION: "the residuals stopped falling above the tolerance: the wanted eigenvalues lie close together, "
     f"or at the limit of this precision; loosen tol, or raise ncv, which eigsh and eigs take; {LOW_END}; with "
-    "sigma, the factors are too inaccurate: take float64, or another sigma",
+    "sigma, the factors are too inaccurate: use float64, or another sigma",
     Status.NOT_SYMMETRIC: "A is not symmetric (Hermitian), which eigsh and lobpcg need; (A + Aᵀ)/2 is. For "
-    "eigenvalues of a nonsymmetric A take eigs(A)",
+    "eigenvalues of a nonsymmetric A use eigs(A)",
     Status.NOT_POSITIVE_DEFINITE: "M has a negative vᴴ·M·v: the M of A·x = λ·M·x must be positive definite, with sigma "
     "at least semidefinite, and the M of lobpcg, which approximates the inverse of A, definite",
     Status.NON_FINITE: "a NaN or infinity appeared; look for them in A, M and the start; or M is singular and leaves "
@@ -144,7 +144,7 @@ def eigenproblem(
     A = operators.operator(A, n, "A")
     all_pairs = "eigh" if hermitian else "eig"
     if (k := arguments.int_at_least(k, "k", 1)) >= n:
-        cure = f"For all eigenpairs take jnp.linalg.{all_pairs} of a dense array"
+        cure = f"For all eigenpairs use jnp.linalg.{all_pairs} of a dense array"
         raise ValueError(f"k must be below n = {n}; got {k}. {cure}")
     if start is None:
         dtype = jnp.finfo(jnp.promote_types(floating_dtype(getattr(A, "dtype", float), "A"), jnp.float32)).dtype

@@ -24,12 +24,12 @@ MAXITER = 10_000
 CHECKPOINTS, PULLED_DEGREE = 32, 30  # of a derivative in reverse mode: vectors that it keeps, and terms of its steps
 FEW = 8  # steps, in which exp(t·(A − μ)) stays within the range of float32
 MESSAGES = {
-    Status.MAXITER: "maxiter steps do not reach t; raise maxiter, or take a shorter t: a step is about 10 / ‖A‖ "
+    Status.MAXITER: "maxiter steps do not reach t; raise maxiter, or use a shorter t: a step is about 10 / ‖A‖ "
     "long. For a stiff A implicit steps, each a solve, are cheaper",
     Status.ROUNDED: "x is as accurate as the dtype allows: it is that of an A and v which differ from the given ones "
     "by rounding errors, and these change exp(t·A)·v by more than √eps of its length; a wider dtype gets further",
     Status.PRECISION: "rounding errors of A and v alone change exp(t·A)·v by about its length: x has no correct "
-    "digit; take float64 where x is float32, or a shorter t",
+    "digit; use float64 where x is float32, or a shorter t",
     Status.NON_FINITE: "a NaN or infinity appeared; look for them in A, v and t, or exp(t·A)·v is beyond the dtype",
 }
 

@@ -95,7 +95,7 @@ def gmres(
     arguments.check_free_memory(
         int(vectors * sum(map(np.size, numbers)) * jnp.result_type(*numbers, jnp.float32).itemsize * arguments.part(A)),
         f"restart={restart}: {vectors} vectors of {n} unknowns",
-        "take a smaller restart, or bicgstab, which needs no more vectors with every step",
+        "use a smaller restart, or bicgstab, which needs no more vectors with every step",
         functools.partial(arguments.memory.free, A, b),
     )
     return by_method(method(restart, flexible), A, b, x0, Settings(**settings))

@@ -320,7 +320,7 @@ class Host:
             return
         free = free or arguments.memory.of_host
         bytes_of_one = COPIES * (self.S.dtype.itemsize + 4)
-        cure = "take a Krylov method with precond.multigrid or precond.ilu"
+        cure = "use a Krylov method with precond.multigrid or precond.ilu"
 
         def check(entries: float) -> None:
             what = f"the factors of A, of about {entries:.2g} entries,"

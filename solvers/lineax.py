@@ -175,7 +175,7 @@ class Krylov(lx.AbstractLinearSolver):
         """
         if not callable(method):
             near = nearest(str(method).lower(), (*METHODS, "refine", "solve", "direct")) or "cg"
-            raise TypeError(f"Krylov takes the function of a method, and no {method!r}: take Krylov({near})")
+            raise TypeError(f"Krylov takes the function of a method, and no {method!r}: use Krylov({near})")
         if method is not lsmr and callable(settings.get("method")):  # refine has a keyword of that name, a string
             method = settings.pop("method")
         self.method, self.settings = method, settings if max_steps is None else settings | {"maxiter": max_steps}
@@ -190,7 +190,7 @@ class Krylov(lx.AbstractLinearSolver):
         if self.method is not lsmr and not _alike(operator.in_structure(), operator.out_structure()):
             raise ValueError(
                 f"Krylov needs b and x of one structure; the operator maps {operator.in_structure()} to "
-                f"{operator.out_structure()}. For least squares take LeastSquares()"
+                f"{operator.out_structure()}. For least squares use LeastSquares()"
             )
         return lx.linearise(operator)
 

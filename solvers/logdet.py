@@ -131,7 +131,7 @@ def _constant(values: Array) -> Array:
 def _constant_jvp(primals: Any, tangents: Any) -> Any:
     raise NotImplementedError(
         "logdet has derivatives up to the second, inverse_entries up to the first, and sample none by A's values; "
-        "take lax.stop_gradient(A)"
+        "use lax.stop_gradient(A)"
     )
 
 

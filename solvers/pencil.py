@@ -103,7 +103,7 @@ def pair(A: Any, M: Any, sigma: Any, Minv: Any) -> tuple[Any, Any]:
             raise TypeError(
                 f"M and sigma need jaxsparse matrices, which have entries; {name} is a {type(a).__name__}: "
                 "convert it with from_scipy or from_dense; a function as M needs Minv, and for the smallest pairs of a "
-                "function take lobpcg"
+                "function use lobpcg"
             )
     shapes = [getattr(a, "shape", None) for a in (A, M)]
     if None not in shapes and shapes[0] != shapes[1]:

@@ -48,31 +48,31 @@ class Status(enum.IntEnum):
 
 _MESSAGES = {
     Status.CONVERGED: "the true residual meets the tolerance",
-    Status.MAXITER: "maxiter reached before the tolerance; raise maxiter, loosen rtol, or take a better M",
+    Status.MAXITER: "maxiter reached before the tolerance; raise maxiter, loosen rtol, or use a better M",
     Status.BREAKDOWN: "the method broke down: its next direction vanished before the tolerance was met; the matrix "
     "may be singular, rtol and atol may ask for more than zero residual, or nullspace= is not taken to zero",
     Status.STAGNATION: "the true residual stopped falling above the tolerance: at the limit of the dtype's precision, "
     "where a larger rtol helps, and float64 where x is float32; or the method needs a better M, gmres a larger restart",
     Status.NOT_POSITIVE_DEFINITE: "the matrix or the preconditioner is not definite, or not positive definite where "
-    "the method needs that (Cholesky's factors, the M of minres); for an indefinite matrix take minres, gmres or "
+    "the method needs that (Cholesky's factors, the M of minres); for an indefinite matrix use minres, gmres or "
     "bicgstab, and for a singular one minres or lsmr, since b may lie outside its range",
     Status.NON_FINITE: "a NaN or infinity appeared; look for them in A, b, x0 and M; or squares of the "
-    "numbers of A·M overflow: take an M that fits A, such as precond.jacobi(A), or none",
+    "numbers of A·M overflow: use an M that fits A, such as precond.jacobi(A), or none",
     Status.DIVERGED: "the residual grew until rounding hid the rest, and x is the best one before; the matrix may be "
-    "singular and b outside of its range (take minres or lsmr), or the method does not suit it: scale the "
-    "system, take a better M, or gmres, whose residual never grows",
-    Status.NOT_SYMMETRIC: "the matrix is not symmetric (Hermitian), which this method needs; for a system take "
+    "singular and b outside of its range (use minres or lsmr), or the method does not suit it: scale the "
+    "system, use a better M, or gmres, whose residual never grows",
+    Status.NOT_SYMMETRIC: "the matrix is not symmetric (Hermitian), which this method needs; for a system use "
     "gmres or bicgstab",
     Status.PRECISION: "corrections in the narrow type no longer help: the condition number times its rounding unit is "
-    "too large; take a wider one (float32 for bfloat16), pass a preconditioner M, or "
+    "too large; use a wider one (float32 for bfloat16), pass a preconditioner M, or "
     "use the method itself in float64, which also reports a matrix that does not suit it",
     Status.LEAST_SQUARES: "the system has no solution: the matrix is singular, and b does not lie in its range; x is a "
     "least-squares solution, where A·(b − A·x) is zero within rounding; lsmr is meant for "
     "such systems",
     Status.OUT_OF_RANGE: "the solution lies outside the range of this dtype: numbers of x over- or underflow; scale b "
-    "or the unknowns, or take float64 where x is float32 (with jax_enable_x64)",
+    "or the unknowns, or use float64 where x is float32 (with jax_enable_x64)",
     Status.SINGULAR: "the matrix is singular, or nearly (1/eps is below its condition number); look for empty rows and "
-    "columns, or for unknowns of which only differences count, or take minres or lsmr for a least-squares solution",
+    "columns, or for unknowns of which only differences count, or use minres or lsmr for a least-squares solution",
     Status.ROUNDED: "x is as accurate as the dtype allows: its residual misses the tolerance, but is that of a system "
     "whose A and b differ from the given ones by a few rounding errors; a wider dtype gets further",
 }
@@ -149,7 +149,7 @@ class Outcome:
             with noticing_lost_processes():
                 worst = Status(int(jnp.max(self._failure)))
         except jax.errors.ConcretizationTypeError:
-            cure = "call it on the result that the jitted function returns, or take sol.success inside"
+            cure = "call it on the result that the jitted function returns, or use sol.success inside"
             raise TypeError(f"raise_for_status needs the status as a number, which is traced here: {cure}") from None
         if worst is not Status.CONVERGED:
             norm, steps = self._worst_norm(), int(jnp.max(self.n_iterations))

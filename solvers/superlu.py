@@ -239,7 +239,7 @@ def factored(host: Host, recipe: Recipe = LU, maker: str = "A", checks: bool = T
         raise SolverError(Status.SINGULAR, f"{maker}: {text}; {Status.SINGULAR.message}")
     if recipe[0] == "ilu":
         entries = int(recipe[2] * host.S.nnz)
-        what, cure = f"incomplete factors of at most {entries:,} entries", "take a smaller fill"
+        what, cure = f"incomplete factors of at most {entries:,} entries", "use a smaller fill"
         arguments.check_free_memory(2 * (host.S.dtype.itemsize + 4) * entries, what, cure, arguments.memory.of_host)
     elif not host.made:
         host.check_memory()
@@ -286,12 +286,12 @@ def _reason(error: Exception, recipe: Recipe, maker: str, S: Any) -> Exception:
     """What SuperLU's error means: singular, or no memory; else the error itself."""
     if isinstance(error, MemoryError) or "alloc" in str(error).lower() or "memory" in str(error):
         return ValueError(
-            f"the factors of a matrix of {S.shape[0]:,} rows and {S.nnz:,} entries do not fit into the memory; take a "
+            f"the factors of a matrix of {S.shape[0]:,} rows and {S.nnz:,} entries do not fit into the memory; use a "
             "Krylov method with precond.multigrid, or precond.ilu with a smaller fill"
         )
     if "singular" not in str(error):
         return error
     if recipe[0] == "ilu":
-        text = "an incomplete factor is singular, as A itself may be; take a smaller drop_tol or a larger fill"
+        text = "an incomplete factor is singular, as A itself may be; use a smaller drop_tol or a larger fill"
         return SolverError(Status.SINGULAR, f"{maker}: {text}; got drop_tol={recipe[1]:g}, fill={recipe[2]:g}")
     return SolverError(Status.SINGULAR, f"{maker}: {error}; {Status.SINGULAR.message}")

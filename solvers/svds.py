@@ -132,7 +132,7 @@ def svds(
         raise TypeError(f"svds needs a matrix that is a pytree, for its products with Aᵀ; got {type(given).__name__}")
     if (k := arguments.int_at_least(k, "k", 1)) >= min(shape):
         raise ValueError(
-            f"k must be below {min(shape)}, the shorter side of A; got {k}. For all singular values take "
+            f"k must be below {min(shape)}, the shorter side of A; got {k}. For all singular values use "
             "jnp.linalg.svd of a dense array"
         )
     A._in_bases()[1].agree(lambda: {"k": k})

@@ -250,7 +250,7 @@ TYPE_ERRORS = [
     (lambda: A @ S.T, "got csc_array; convert SciPy's by from_scipy"),
     (lambda: A @ precond.jacobi(ONE), "got Jacobi, and a product of operators"),
     (lambda: precond.jacobi(ONE) @ A, "with another operator as M @ (A @ x)"),
-    (lambda: A @ cg(ONE, np.ones(3)), "got Solution; take its x"),
+    (lambda: A @ cg(ONE, np.ones(3)), "got Solution; use its x"),
     (lambda: A @ np.sin, "must be an array of numbers; got ufunc"),
     (lambda: A @ np.array(["a", "b", "c"]), "the vector has dtype <U1, which is not numeric"),
     (lambda: A - S, "got csr_array; convert SciPy's by from_scipy"),

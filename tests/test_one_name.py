@@ -79,7 +79,7 @@ def test_a_command_line_that_runs_nothing_imports_no_library(line):
 def test_are_names_of_other_libraries_answered_with_calls_that_exist():
     for name, call in importlib.import_module("jaxsparse_fmt._late")._GUESSED.items():
         if not hasattr(jaxsparse, name):
-            with pytest.raises(AttributeError, match=re.escape(f"has no attribute {name!r}; take {call}")):
+            with pytest.raises(AttributeError, match=re.escape(f"has no attribute {name!r}; use {call}")):
                 getattr(jaxsparse, name)
         for path in re.findall(r"jaxsparse\.([\w.]+)\(", call):
             assert callable(functools.reduce(getattr, path.split("."), jaxsparse))
@@ -89,5 +89,5 @@ def test_are_names_of_other_libraries_answered_with_calls_that_exist():
         jaxsparse.CG  # noqa: B018
     A = jaxsparse.eye(3)
     for name, call in scipy_names.ELSEWHERE.items():
-        with pytest.raises(AttributeError, match=re.escape(f"has no attribute {name!r}; take {call}")):
+        with pytest.raises(AttributeError, match=re.escape(f"has no attribute {name!r}; use {call}")):
             getattr(A, name)

@@ -131,7 +131,7 @@ def _right_hand_side(args: argparse.Namespace, S: scipy.sparse.csr_array, progre
     if rows == 0 or cols == 0 or (rows != cols and args.method != "lsmr"):
         raise arguments.BadInput(
             f"{args.file}: a square matrix of at least one row is needed, this one is {rows} × {cols}; "
-            "for least squares take --method lsmr"
+            "for least squares use --method lsmr"
         )
     if args.rhs is None:
         return S @ np.ones(cols)
@@ -156,7 +156,7 @@ def _check_symmetric(args: argparse.Namespace, S: scipy.sparse.csr_array) -> Non
         raise arguments.BadInput(
             f"{args.file}: {args.method} needs a {kind} matrix, but entry ({i + 1}, {j + 1}) is {S[i, j]:g} where its "
             f"mirror image, entry ({j + 1}, {i + 1}), implies {np.conj(S[j, i]):g}; repair the file, or "
-            "take a method for such systems: --method gmres"
+            "use a method for such systems: --method gmres"
         )
 
 

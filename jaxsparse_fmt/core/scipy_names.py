@@ -221,7 +221,7 @@ class ScipyNames(Operator):
         def __getattr__(self, name: str) -> Any:
             if name not in ELSEWHERE:
                 return object.__getattribute__(self, name)  # raises, also what a property has raised
-            words = f"{type(self).__name__!r} object has no attribute {name!r}; take {ELSEWHERE[name]}"
+            words = f"{type(self).__name__!r} object has no attribute {name!r}; use {ELSEWHERE[name]}"
             raise AttributeError(words, name=name, obj=self)
 
     __iter__ = None  # else Python would iterate by A[0], A[1], …

@@ -64,7 +64,7 @@ def holstein_hubbard(
         raise ValueError(f"t, U, omega and g must be finite, got t={t}, U={U}, omega={omega}, g={g}")
     rows = math.comb(sites, up) * math.comb(sites, down) * math.comb(phonons + sites - 1, phonons)
     if rows >= 2**31:
-        raise ValueError(f"H would have {rows} rows, 2**31 or more; take fewer phonons or sites")
+        raise ValueError(f"H would have {rows} rows, 2**31 or more; use fewer phonons or sites")
 
     spins = [_electron_states(sites, up), _electron_states(sites, down)]
     hop_up, hop_down = (_hopping(states, sites) for states in spins)

@@ -99,7 +99,7 @@ def given(settings: Settings, n: int, ravel: Any, self_adjoint: bool) -> list[Ar
     if Z is None:
         raise ValueError("left_nullspace needs nullspace, the vectors that A itself takes to 0")
     if L is not None and self_adjoint:
-        raise ValueError("left_nullspace is for A that is not symmetric: take gmres, bicgstab or idrs, or leave it out")
+        raise ValueError("left_nullspace is for A that is not symmetric: use gmres, bicgstab or idrs, or leave it out")
     if settings.adjoint == "unrolled":
         raise ValueError("adjoint='unrolled' takes no nullspace; leave adjoint out")
     both = [_columns(V, n, ravel, name) for V, name in zip((Z, L), KEYWORDS, strict=True) if V is not None]

@@ -279,7 +279,7 @@ def refuse_scipy(A: Any, name: str) -> None:
     """Raises TypeError: A is an object of SciPy."""
     if type(A).__name__ == "SuperLU":
         raise TypeError(
-            f"{name} computes on the host with SciPy's SuperLU; take M=precond.ilu(A) in place of spilu, and "
+            f"{name} computes on the host with SciPy's SuperLU; use M=precond.ilu(A) in place of spilu, and "
             "M=factorized(A) or direct(A, b) in place of splu"
         )
     if type(A).__module__.partition(".")[0] == "scipy":
@@ -300,7 +300,7 @@ PRECONDITIONERS |= dict.fromkeys(("ilu0", "ilut", "spilu"), "ilu")
 def call_for(word: str) -> str:
     """The call that makes the preconditioner that a user named by a word."""
     if word == "auto":
-        return "take solve(A, b), which chooses one, or M=precond.jacobi(A)"
+        return "use solve(A, b), which chooses one, or M=precond.jacobi(A)"
     key = word.lower().replace("-", "_")
     name = PRECONDITIONERS.get(key) or PRECONDITIONERS.get(nearest(key, PRECONDITIONERS), "jacobi")
-    return f"take M=precond.{name}(A), with precond of jaxsparse"
+    return f"use M=precond.{name}(A), with precond of jaxsparse"

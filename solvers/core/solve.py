@@ -85,10 +85,10 @@ def _inner_dtype(A: Any, values: Any, wide: Any) -> Any:
     TypeError: A has no values to narrow. ValueError: these are not narrower than `wide`.
     """
     if not hasattr(A.A if isinstance(A, Wrapped) else A, "astype"):
-        raise TypeError("A is a function, which has no narrower values; store it as a matrix, or take the method")
+        raise TypeError("A is a function, which has no narrower values; store it as a matrix, or use the method")
     if jnp.finfo(values).bits >= jnp.finfo(wide).bits:
         raise ValueError(
-            f"an inner {jnp.dtype(values).name} is not narrower than A and b, which are {jnp.dtype(wide).name}; take a "
+            f"an inner {jnp.dtype(values).name} is not narrower than A and b, which are {jnp.dtype(wide).name}; use a "
             "narrower one, or float64 for A and b (with jax_enable_x64)"
         )
     is_complex = jnp.issubdtype(wide, jnp.complexfloating)

@@ -53,7 +53,7 @@ def on_one_device(A: Any, maker: str) -> None:
         )
     if is_sharded(A):
         raise ValueError(
-            f"{maker} works on one device, and A is sharded; gather it by from_scipy(A.to_scipy()), or take a "
+            f"{maker} works on one device, and A is sharded; gather it by from_scipy(A.to_scipy()), or use a "
             "Krylov method with precond.multigrid, precond.schwarz, which has a factorization or an incomplete one for "
             "each device, or precond.block_jacobi"
         )
@@ -137,7 +137,7 @@ def fits(largest: float, dtype: Any, what: str) -> None:
     if not largest <= limit:
         raise ValueError(
             f"{what} has numbers up to {largest:.3g}, and dtype {jnp.dtype(dtype).name} holds none above {limit:.3g}; "
-            "scale A, or take a wider dtype"
+            "scale A, or use a wider dtype"
         )
 
 
@@ -165,7 +165,7 @@ def entries(S: Any, first: int = 0, is_users: bool = True) -> None:
         row = f"{first + np.argmax(zeros)}{'' if is_users else ' of its inner order'}"
         raise ValueError(
             f"A has a zero on its diagonal, first in row {row}, and multigrid's smoothers divide by the "
-            "diagonal; eliminate such unknowns (constraints, empty rows), or take another preconditioner"
+            "diagonal; eliminate such unknowns (constraints, empty rows), or use another preconditioner"
         )
 
 

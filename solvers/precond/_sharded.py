@@ -324,7 +324,7 @@ class Spread:
           ValueError: M has no level, or the processes have made different ones.
         """
         if not M.levels:
-            raise ValueError("A has no strong couplings from which multigrid could coarsen; take precond.jacobi")
+            raise ValueError("A has no strong couplings from which multigrid could coarsen; use precond.jacobi")
         in_pieces = [k for k, level in enumerate(M.levels) if not isinstance(level.A, SparseMatrix)]
         above, below = M.levels[: len(in_pieces)], M.levels[len(in_pieces) :]
         # Other processors may round to other levels, of which all processes have to make one program.

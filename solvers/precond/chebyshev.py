@@ -144,7 +144,7 @@ def chebyshev(A: Any, degree: int = 4, bounds: Any = None, M: Any = None) -> Che
     if not is_traced(bounds) and not (0 < bounds[1] < math.inf and smallest >= -ROUNDING * bounds[1]):
         raise ValueError(
             f"a Chebyshev preconditioner needs a finite, positive definite matrix and M; the spectrum of their product "
-            f"was estimated to reach from {smallest:g} to {bounds[1]:g}; take precond.ilu, or gmres without M"
+            f"was estimated to reach from {smallest:g} to {bounds[1]:g}; use precond.ilu, or gmres without M"
         )
     return Chebyshev(A, M, bounds, degree, estimated=True)
 

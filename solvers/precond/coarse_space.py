@@ -133,7 +133,7 @@ def coarse_space(A: Any, W: Any, M: Any = None) -> CoarseSpace:
         raise ValueError(f"W must hold one row an unknown, shape ({n}, m) with m from 1 to {n}; got {tuple(W.shape)}")
     if W.shape[1] > LARGEST:
         fewer = f"at most {LARGEST}: those of fewer, larger subdomains, as in subdomains(B, parts // 2)"
-        raise ValueError(f"W has {W.shape[1]} columns, and Wᴴ·A·W is inverted densely; take {fewer}")
+        raise ValueError(f"W has {W.shape[1]} columns, and Wᴴ·A·W is inverted densely; use {fewer}")
     kind, dtype = floating_dtype(W.dtype, "W"), jnp.result_type(A.dtype, jnp.float32)
     if kind.kind == "c" and not jnp.issubdtype(dtype, jnp.complexfloating):
         raise TypeError(f"W is complex and A is not; pass real columns, or A.astype({kind})")

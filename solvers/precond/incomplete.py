@@ -196,7 +196,7 @@ def _incomplete(A: Any, maker: str, sweeps: int | None) -> Incomplete:
         S = _pattern(A, maker)
         if S is None:
             raise TypeError(
-                f"{maker} needs a known pattern, and this one is traced: make M outside jit, pass it, and take "
+                f"{maker} needs a known pattern, and this one is traced: make M outside jit, pass it, and use "
                 "M.refreshed(A) inside; or close over A and pass only its values, for A.with_data(data)"
             )
         if S.nnz >= 2**31:
@@ -380,5 +380,5 @@ def _check_values(row: Any, col: Any, data: Any, n: int, maker: str) -> None:
     bad = np.flatnonzero(diagonal.real <= 0 if hermitian else diagonal == 0)
     if bad.size:
         what = f"A is not positive definite: its diagonal is {diagonal[bad[0]]:g} in row {bad[0]}; use incomplete_lu"
-        zero = f"A has a zero on its diagonal in row {bad[0]}; take precond.ilu(A), which pivots, or block_jacobi"
+        zero = f"A has a zero on its diagonal in row {bad[0]}; use precond.ilu(A), which pivots, or block_jacobi"
         raise ValueError(what if hermitian else zero)

@@ -375,7 +375,7 @@ def _examined(M: Multigrid, definite: bool, frames: int = 5) -> Multigrid:
     if M.levels and not definite and (rate := float(_growth(dataclasses.replace(M, order=IDENTITY)))) > 1:
         warnings.warn(
             f"this multigrid cycle diverges: the error grows by a factor of {rate:.3g} a cycle, so that only gmres may "
-            "gain from it. For an indefinite or strongly convective A take incomplete_lu, or more smoothing by degree=",
+            "gain from it. For an indefinite or strongly convective A use incomplete_lu, or more smoothing by degree=",
             RuntimeWarning,
             stacklevel=frames,
         )

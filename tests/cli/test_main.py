@@ -220,8 +220,8 @@ def test_an_error_is_broken_between_words_on_a_terminal(monkeypatch):
 
 
 def test_an_error_names_options_for_what_python_would_name(tmp_path, capsys):
-    told = main._in_options("take M=precond.jacobi(A) or a better M, raise maxiter; or dtype='float32'")
-    assert told == "take --precond jacobi or another --precond, raise --maxiter; or --dtype float32"
+    told = main._in_options("use M=precond.jacobi(A) or a better M, raise maxiter; or dtype='float32'")
+    assert told == "use --precond jacobi or another --precond, raise --maxiter; or --dtype float32"
 
 
 def test_a_right_hand_side_of_another_length_is_told_with_both(poisson: str, tmp_path, capsys):

@@ -62,5 +62,5 @@ def test_all_progress_is_in_when_solve_returns():
 def test_is_a_warning_one_line_in_the_words_of_the_command(capsys):
     with main._warnings_as_lines(progress.Progress()):
         warnings.simplefilter("always")
-        warnings.warn("take M=precond.jacobi(A)", RuntimeWarning, stacklevel=1)
-    assert capsys.readouterr().err == "jaxsparse: take --precond jacobi\n"
+        warnings.warn("use M=precond.jacobi(A)", RuntimeWarning, stacklevel=1)
+    assert capsys.readouterr().err == "jaxsparse: use --precond jacobi\n"

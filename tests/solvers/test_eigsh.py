@@ -151,7 +151,7 @@ def test_eigenvalues_that_lie_too_close_together_end_the_search_early_with_the_c
     sol = eigsh(A, K, which="SA", maxiter=1000)
     assert_failed(sol, Status.STAGNATION)
     assert sol.iterations < 1000
-    with pytest.raises(SolverError, match="take sigma=0 of eigsh or eigs, or if it is symmetric lobpcg with M="):
+    with pytest.raises(SolverError, match="use sigma=0 of eigsh or eigs, or if it is symmetric lobpcg with M="):
         sol.raise_for_status()
 
 

@@ -92,7 +92,7 @@ VALUES = [
     (cg, (E, ONES), UNROLLED | {"progress": print}, "calls no progress; pass history=True"),
     (refine, (E, ONES), UNROLLED | {"dtype": "float32"}, "is not for refine; unroll the method itself"),
     (Adjoint, (), {"rtol": -1}, "rtol must be a number from 0 up; got -1"),
-    (gmres, (lambda v: v, np.ones(10**7)), {"restart": 10**9}, "restart=10000000: 10000001 .* take a smaller restart"),
+    (gmres, (lambda v: v, np.ones(10**7)), {"restart": 10**9}, "restart=10000000: 10000001 .* use a smaller restart"),
     (idrs, (E, ONES), {"s": 0}, "s must be"),
     (refine, (A.astype("float32"), B.astype("f")), {"dtype": "float32"}, "float32 is not narrower"),
     (refine, (A, B), {"dtype": "float64"}, "one of float32, bfloat16; got 'float64'"),
@@ -109,7 +109,7 @@ VALUES = [
     (eigsh, (doubled, 1), {}, "pass v0"),
     (eigsh, (lambda v: v[:2], 1), {"v0": np.ones(5)}, r"A·v must be a vector of shape \(5,\)"),
     (eigsh, (np.triu(np.ones((5, 5))), 1), {}, "differ by 1"),
-    (eigsh, (E, 3), {}, r"k must be below n = 3; got 3. For all eigenpairs take jnp.linalg.eigh"),
+    (eigsh, (E, 3), {}, r"k must be below n = 3; got 3. For all eigenpairs use jnp.linalg.eigh"),
     (eigsh, (E, 2), {"ncv": 2}, "ncv must be above k = 2 and at most n = 3; got 2"),
     (eigsh, (E, 2), {"which": "BE"}, "which must be one of LM, LA, SA, .*; got 'BE'"),
     (eigsh, (E, 2), {"which": "SM"}, r"those nearest to 0 eigsh\(A, k, sigma=0\)"),
@@ -129,7 +129,7 @@ VALUES = [
     (lobpcg, (doubled, 2), {}, "pass X0"),
     (svds, (np.ones((3, 1)), 1), {}, r"k must be below 1, the shorter side of A; got 1.* jnp\.linalg\.svd"),
     (solve, (A, B), {"method": "lu"}, "method must be one of auto, cg, .*; got 'lu'"),
-    (solve, (A, B), {"M": "illu"}, r"got 'illu'; take M=precond.ilu\(A\)"),
+    (solve, (A, B), {"M": "illu"}, r"got 'illu'; use M=precond.ilu\(A\)"),
     (solve, (A, B), {"method": "direct", "M": None}, "takes no M"),
     (solve, (A, B), {"rtol": -1}, "rtol must be a number from 0 up"),
     (solve, (A, B), {"maxiter": -1}, "maxiter"),
@@ -155,12 +155,12 @@ TYPES = [
     (cg, (E, ONES), {"rtol": None}, "rtol must be one real number; got None"),
     (cg, (E, ONES), {"callback": 3}, "callback must be a function or None; got 3"),
     (cg, (doubled, TREE), {"callback": 0}, "callback must be a function or None; got 0"),
-    (cg, (A, B), {"M": "auto"}, r"take solve\(A, b\)"),
+    (cg, (A, B), {"M": "auto"}, r"use solve\(A, b\)"),
     (cg, (E, ONES), {"M": 1j * ONES}, "drop its imaginary part; make b complex"),
     (cg, (E, ONES), {"one_reduction": "piped"}, "must be True or False; got 'piped'"),
     (cg, (spla.aslinearoperator(E), ONES), {}, "LinearOperator as a function"),
-    (cg, (E, ONES), {"M": SUPERLU}, r"take M=precond.ilu\(A\) in place of spilu"),
-    (cg, (E, ONES), {"M": SUPERLU.solve}, r"take M=precond.ilu\(A\) in place of spilu"),
+    (cg, (E, ONES), {"M": SUPERLU}, r"use M=precond.ilu\(A\) in place of spilu"),
+    (cg, (E, ONES), {"M": SUPERLU.solve}, r"use M=precond.ilu\(A\) in place of spilu"),
     (cg, (np.eye(6), {"u": TREE["u"]}), {}, "b is a dict; a matrix A takes one array, and a function A a pytree"),
     (cg, (E, ONES), {"adjoint": "exact"}, r"a solvers\.Adjoint or 'unrolled'; got 'exact'"),
     (Adjoint, (), {"maxiter": 2.5}, "maxiter must be a whole number"),
@@ -226,12 +226,12 @@ WORDS = {
 def test_is_a_preconditioner_named_by_a_word_answered_with_its_call(name):
     for word, maker in WORDS.items():
         assert callable(getattr(precond, maker))
-        with pytest.raises((TypeError, ValueError), match=rf"take M=precond\.{maker}\(A\)"):
+        with pytest.raises((TypeError, ValueError), match=rf"use M=precond\.{maker}\(A\)"):
             getattr(solvers, name)(A, B, M=word)
 
 
 @pytest.mark.parametrize(("word", "name"), [("cg", "cg"), ("GMRES", "gmres"), ("bicgstb", "bicgstab")])
 def test_is_a_method_of_krylov_named_by_a_word_answered_with_the_function(word, name):
     krylov = pytest.importorskip("solvers.lineax").Krylov
-    with pytest.raises(TypeError, match=rf"take Krylov\({name}\)"):
+    with pytest.raises(TypeError, match=rf"use Krylov\({name}\)"):
         krylov(word)

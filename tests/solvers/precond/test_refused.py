@@ -107,7 +107,7 @@ TYPES = [
     (subdomains, (np.ones(6), np.zeros(6)), {}, "parts must be whole numbers; got float64"),
     (incomplete_lu, (np.eye(3),), {}, "takes a jaxsparse matrix, got ndarray"),
     (incomplete_lu, (S,), {}, "takes a jaxsparse matrix, got csr_array"),
-    (jax.jit(incomplete_cholesky), (A,), {}, r"make M outside jit, pass it, and take M\.refreshed\(A\)"),
+    (jax.jit(incomplete_cholesky), (A,), {}, r"make M outside jit, pass it, and use M\.refreshed\(A\)"),
     (jacobi, (block_jacobi(A, 3),), {}, r"jacobi reads A.diagonal\(\), which BlockJacobi does not have"),
     (schwarz, (GRID, "ilu"), {}, "local must make a preconditioner"),
     (schwarz, (GRID, lambda block: None), {}, "what local makes of a block must be a matrix with a shape and @"),
