@@ -113,7 +113,7 @@ def test_64_shards_take_about_as_many_steps_as_one():
     assert all(of_shards <= 1.3 * of_one + 2 for of_shards, of_one in found), found
 
 
-def collected(parts: int, side: int = 256) -> dict[str, Any]:
+def collected(parts: int, side: int) -> dict[str, Any]:
     """What compiled programs show of a set-up and of a cycle on so many devices: collectives, lengths, sums."""
     S, mesh = jsf.gallery.poisson(side, dim=2), jax.make_mesh((parts,), ("rows",), devices=jax.devices("cpu")[:parts])
     with pytest.MonkeyPatch.context() as patch:
@@ -154,7 +154,7 @@ COLLECTED = """
 import jax, json
 jax.config.update("jax_enable_x64", True)
 from tests.solvers.precond import test_sharded
-print("collected", json.dumps(test_sharded.collected(64)), flush=True)
+print("collected", json.dumps(test_sharded.collected(64, 512)), flush=True)
 """
 
 
