@@ -39,10 +39,10 @@ MESSAGES = {
     "sigma, the factors are too inaccurate: use float64, or another sigma",
     Status.NOT_SYMMETRIC: "A is not symmetric (Hermitian), which eigsh and lobpcg need; (A + Aᵀ)/2 is. For "
     "eigenvalues of a nonsymmetric A use eigs(A)",
-    Status.NOT_POSITIVE_DEFINITE: "M has a negative vᴴ·M·v: the M of A·x = λ·M·x must be positive definite, with sigma "
-    "at least semidefinite, and the M of lobpcg, which approximates the inverse of A, definite",
+    Status.NOT_POSITIVE_DEFINITE: "M has a negative vᴴ·M·v: the M of A·x = λ·M·x (B of lobpcg) must be positive "
+    "definite, with sigma at least semidefinite, and the M of lobpcg, which approximates the inverse of A, definite",
     Status.NON_FINITE: "a NaN or infinity appeared; look for them in A, M and the start; or M is singular and leaves "
-    "fewer than k finite eigenvalues",
+    "fewer than k finite eigenvalues; or the Y of lobpcg has dependent columns",
     Status.ROUNDED: "the pairs are as accurate as the dtype allows: their residuals miss the tolerance, but are those "
     "of matrices that differ from the given ones by rounding errors; a wider dtype gets further",
 }
