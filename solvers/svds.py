@@ -1,4 +1,11 @@
-"""The largest singular values of a matrix and their vectors, by the eigenpairs of Aᴴ·A or A·Aᴴ, the smaller one."""
+"""The largest or smallest singular values of a matrix and their vectors.
+
+The largest are by the eigenpairs of Aᴴ·A or A·Aᴴ, the smaller one. Squares of the smallest would be rounding. With a
+tall A, G = [[δ, A], [Aᴴ, 0]] has for each σ an eigenvalue λ ≤ 0 with λ² − δ·λ = σ² and the vector (−A·v/(δ − λ), v),
+and δ for each left null vector. So the eigenpairs of G nearest to 0 are those of the smallest σ, as long as σ < √2·δ.
+Their vectors are as exact as the dtype allows where σ is about δ: a search begins with δ = ‖A‖, and goes on with twice
+the largest σ whose residuals are larger than rounding.
+"""
 
 import dataclasses
 import functools
@@ -7,18 +14,27 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
+from jaxsparse_fmt._arguments import check_choice
 from jaxsparse_fmt._pytrees import exportable, pytree
+from jaxsparse_fmt._tracing import is_traced
+from jaxsparse_fmt.convert import from_coo
 from jaxsparse_fmt.core.basis import Basis, Operator
+from solvers import factors
 from solvers.core import arguments
-from solvers.core.operators import UserFunction, wrapped
+from solvers.core.operators import UserFunction, promoted, traced, wrapped
 from solvers.core.scaling import scaled
 from solvers.core.space import HERE, exponent, length
 from solvers.core.vectors import adjoint_product, matmul, ratio
 from solvers.eigenpairs import MESSAGES
-from solvers.eigsh import eigsh
-from solvers.solution import Outcome
+from solvers.eigsh import TRUE, eigsh
+from solvers.precond import _checks as checks
+from solvers.solution import Outcome, Status
+
+SEARCHES = 6  # for the smallest values, of which each divides those that are left by 1/√eps or so
+DELTA = 1e3  # times eps·‖A‖: the least δ
 
 
 @exportable
@@ -48,6 +64,39 @@ class SingularSolution(Outcome):
 
     def _content(self) -> str:
         return f"s: {self.s.dtype}{list(self.s.shape)}"
+
+
+@pytree
+@dataclasses.dataclass(frozen=True, eq=False)
+class Functions(Operator):
+    """v -> A·v and u -> Aᴴ·u, traced."""
+
+    forth: Any
+    back: Any
+    shape: tuple[int, int] = dataclasses.field(metadata={"static": True})
+    dtype: Any = dataclasses.field(metadata={"static": True})
+    is_transposed: bool = dataclasses.field(default=False, metadata={"static": True})
+
+    @property
+    def T(self) -> "Functions":
+        return dataclasses.replace(self, shape=self.shape[::-1], is_transposed=not self.is_transposed)
+
+    def __matmul__(self, v: Array) -> Array:
+        v = v.astype(self.dtype)
+        return jnp.conj(self.back @ jnp.conj(v)) if self.is_transposed else self.forth @ v
+
+
+def functions(pair: Any, shape: Any, v0: Any) -> Functions:
+    """ValueError: the functions do not take vectors of this shape, [m, n], to each other."""
+    m, n = (arguments.int_at_least(size, "shape", 1) for size in shape)
+    v = jax.ShapeDtypeStruct((n,), jnp.result_type(float if v0 is None else v0, jnp.float32))
+    u = jax.eval_shape(pair[0], v)
+    back = jax.eval_shape(pair[1], jax.ShapeDtypeStruct((m,), u.dtype))
+    if u.shape != (m,) or back.shape != (n,):
+        raise ValueError(f"of shape {(m, n)} the functions take {(n,)} to {(m,)} and back; got {u.shape}, {back.shape}")
+    dtype = promoted(v.dtype, u.dtype, back.dtype)
+    forth, back = (traced(f, jax.ShapeDtypeStruct((size,), dtype)) for f, size in zip(pair, (n, m), strict=True))
+    return Functions(forth, back, (m, n), dtype)
 
 
 @pytree
@@ -97,22 +146,30 @@ def svds(
     A: Any,
     k: int = 6,
     *,
+    which: str = "LM",
+    shape: tuple[int, int] | None = None,
     v0: Any = None,
     ncv: int | None = None,
     maxiter: int | None = None,
     tol: float = 0.0,
     progress: Any = None,
 ) -> SingularSolution:
-    """The k largest singular values of A and their vectors; as SciPy's function of this name. Works inside jit.
+    """The k largest or smallest singular values of A and their vectors; as SciPy's function of this name.
+
+    The largest also inside jit.
 
     s descends, as in NumPy's `svd`; that of SciPy's `svds` ascends.
 
     The triples are those of A on the space of the eigenvectors, so that s and both residuals are exact to about eps·s₁
-    for the largest, s₁; the space may miss an s below √eps·s₁. Derivatives as of `eigsh`.
+    for the largest, s₁; the space may miss an s below √eps·s₁. Of the smallest, s and both residuals are exact to about
+    100·eps·‖A‖, or the status is STAGNATION; the singular vectors of s = 0 are null vectors. Derivatives as of `eigsh`.
 
     Args:
-      A: [m, n], a jaxsparse matrix or a dense array.
+      A: [m, n], a jaxsparse matrix or a dense array; or, for the largest, a pair of functions (v -> A·v, u -> Aᴴ·u).
       k: below m and n.
+      which: "LM" the largest; "SM" the smallest, by one to some five factorizations of a matrix [m + n, m + n] on the
+        host, outside jit: A is on one device, and its values are known.
+      shape: (m, n), of functions.
       v0: start vector, of the shorter side; v0, ncv, maxiter, tol and progress as in `eigsh`, for the
         eigenvalues s².
 
@@ -122,22 +179,33 @@ def svds(
     Examples:
       >>> js.svds(A, 2).s.round(3).tolist()  # the largest, in descending order
       [7.236, 6.236]
+      >>> js.svds(A, 2, which="SM").s.round(3).tolist()
+      [1.764, 0.764]
+      >>> js.svds((lambda v: A @ v, lambda u: A.T @ u), 2, shape=A.shape).s.round(3).tolist()
+      [7.236, 6.236]
     """
-    shape = getattr(A, "shape", ())
-    if len(shape) != 2:
-        got = f"shape {shape}" if shape else type(A).__name__
+    check_choice("which", which, ("LM", "SM"), "")
+    if isinstance(A, tuple | list) and len(A) == 2 and all(map(callable, A)):
+        if shape is None or len(shape) != 2:
+            raise ValueError(f"svds of functions (v -> A·v, u -> Aᴴ·u) needs shape=(m, n); got {shape}")
+        A = functions(A, shape, v0)
+    size: tuple[int, ...] = getattr(A, "shape", ())
+    if len(size) != 2:
+        got = f"shape {size}" if size else type(A).__name__
         raise TypeError(f"svds needs a matrix [m, n] with a shape and @; got {got}")
     given, A = A, wrapped(A, "A")
     if isinstance(A, UserFunction):
         raise TypeError(f"svds needs a matrix that is a pytree, for its products with Aᵀ; got {type(given).__name__}")
-    if (k := arguments.int_at_least(k, "k", 1)) >= min(shape):
+    if (k := arguments.int_at_least(k, "k", 1)) >= min(size):
         raise ValueError(
-            f"k must be below {min(shape)}, the shorter side of A; got {k}. For all singular values use "
+            f"k must be below {min(size)}, the shorter side of A; got {k}. For all singular values use "
             "jnp.linalg.svd of a dense array"
         )
     A._in_bases()[1].agree(lambda: {"k": k})
-    tall = shape[0] >= shape[1]
+    tall = size[0] >= size[1]
     limiting = {"ncv": ncv, "maxiter": maxiter, "tol": tol, "progress": progress}
+    if which == "SM":
+        return _smallest(tall, given, k, {"v0": v0, **limiting})
     found = eigsh(Square(A, _exponent(tall, A), tall), k, which="LA", v0=v0, **limiting)
     return _triples(tall, A, found)
 
@@ -155,3 +223,54 @@ def _triples(tall: bool, A: Any, found: Any) -> SingularSolution:
     u, v = (long, short) if tall else (short, long)
     residuals = lax.stop_gradient(jnp.maximum(length(A @ v - s * u), length(adjoint_product(A, u) - s * v)))
     return SingularSolution(u, s, jnp.conj(v.T), found.code, found.n_iterations, residuals)
+
+
+def _smallest(tall: bool, A: Any, k: int, options: dict[str, Any]) -> SingularSolution:
+    A = factors.of_dense(A) if isinstance(A, np.ndarray | Array) else A
+    if not (checks.has_entries(A) or checks.is_transpose(A)) or is_traced(arguments.still(A)):
+        raise TypeError(
+            "svds(which='SM') factors a matrix on the host, outside jit, and needs its entries; got "
+            f"{type(A).__name__}{' of traced values' if is_traced(arguments.still(A)) else ''}"
+        )
+    i, j, a = factors.entries(A, "svds")
+    i, j, a = (i, j, a) if tall else (j, i, jnp.conj(a))
+    a, m, n = a.astype(jnp.promote_types(a.dtype, jnp.float32)), max(A.shape), min(A.shape)
+    sums = (np.bincount(np.asarray(at), np.abs(np.asarray(arguments.still(a)))).max(initial=0) for at in (i, j))
+    norm, eps = float(np.prod([*sums])) ** 0.5, float(jnp.finfo(a.dtype).eps)  # ‖A‖ from above
+    if options["v0"] is not None:
+        options["v0"] = jnp.concatenate([jnp.zeros(m), jnp.asarray(options["v0"])])
+    delta, left, least, steps, parts = norm or 1.0, k, TRUE * eps * norm, jnp.int32(0), []
+    for search in range(SEARCHES):
+        on_diagonal = jnp.arange(m, dtype=i.dtype)
+        places = jnp.concatenate([i, m + j, on_diagonal]), jnp.concatenate([m + j, i, on_diagonal])
+        values = jnp.concatenate([a, jnp.conj(a), jnp.full(m, delta, a.dtype)])
+        G = from_coo(*places, values, shape=(m + n, m + n), format="csr")
+        found = eigsh(G, left, sigma=0.0, **options)
+        u, v = (ratio(x, length(x)) for x in (-found.eigenvectors[:m], found.eigenvectors[m:]))
+        images = image(tall, A, v)
+        if np.any(null := np.asarray(arguments.still(length(images))) <= least):
+            u0 = eigsh(G, int(np.sum(null)), sigma=delta).eigenvectors[:m]
+            u = u.at[:, np.flatnonzero(null)].set(ratio(u0, length(u0)).astype(u.dtype))
+        s = jnp.abs(jnp.sum(jnp.conj(u) * images, axis=0).real)
+        residuals = jnp.maximum(length(images - s * u), length(image(not tall, A, u) - s * v))
+        # One of a size that λ does not resolve may stand in the place of a smaller one.
+        sizes, is_last = np.asarray(arguments.still(s)), search == SEARCHES - 1 or delta <= DELTA * eps * norm
+        resolved = (sizes > 10 * (eps * norm * delta) ** 0.5) | null | is_last
+        exact = resolved & (np.asarray(arguments.still(residuals)) <= least)
+        done = left if exact.all() or is_last or not found.success else int(np.argmin(exact))
+        parts.append([b[..., :done] for b in (u, s, v, lax.stop_gradient(residuals))])
+        left, steps = left - done, steps + found.n_iterations
+        if not left:
+            break
+        delta = max(2 * float(sizes[done]), DELTA * eps * norm)
+    u, s, v, residuals = (jnp.concatenate(each, axis=-1) for each in zip(*parts, strict=True))
+    code = jnp.where(found.success & (jnp.max(residuals) > least), jnp.int32(Status.STAGNATION), found.code)
+    u, v = (a + lax.stop_gradient(_orthonormal(a) - a) for a in (u, v))
+    u, v = (u, v) if tall else (v, u)
+    return SingularSolution(u, s, jnp.conj(v.T), code, steps, residuals)
+
+
+def _orthonormal(a: Array) -> Array:
+    """Nearly orthonormal columns, each without what it has of those before, which have larger singular values."""
+    Q, R = jnp.linalg.qr(a)
+    return Q * jnp.where(jnp.diagonal(R).real < 0, -1, 1)
