@@ -200,3 +200,11 @@ def of_dense(a: Any) -> SparseMatrix:
     """A dense array with all its entries, which may be traced."""
     row, col = np.indices(a.shape).reshape(2, -1)
     return from_coo(row, col, jnp.ravel(a), a.shape, format="csr")
+
+
+def augmented(row: Array, col: Array, data: Array, delta: float, shape: tuple[int, int]) -> SparseMatrix:
+    """[[delta, A], [Aᴴ, 0]] of an A with these entries, which may be traced."""
+    (m, n), on_diagonal = shape, jnp.arange(shape[0], dtype=row.dtype)
+    rows, cols = jnp.concatenate([row, m + col, on_diagonal]), jnp.concatenate([m + col, row, on_diagonal])
+    values = jnp.concatenate([data, jnp.conj(data), jnp.full(m, delta, data.dtype)])
+    return from_coo(rows, cols, values, (m + n, m + n), format="csr")

@@ -20,7 +20,6 @@ from jax import Array, lax
 from jaxsparse_fmt._arguments import check_choice
 from jaxsparse_fmt._pytrees import exportable, pytree
 from jaxsparse_fmt._tracing import is_traced
-from jaxsparse_fmt.convert import from_coo
 from jaxsparse_fmt.core.basis import Basis, Operator
 from solvers import factors
 from solvers.core import arguments
@@ -241,10 +240,7 @@ def _smallest(tall: bool, A: Any, k: int, options: dict[str, Any]) -> SingularSo
         options["v0"] = jnp.concatenate([jnp.zeros(m), jnp.asarray(options["v0"])])
     delta, left, least, steps, parts = norm or 1.0, k, TRUE * eps * norm, jnp.int32(0), []
     for search in range(SEARCHES):
-        on_diagonal = jnp.arange(m, dtype=i.dtype)
-        places = jnp.concatenate([i, m + j, on_diagonal]), jnp.concatenate([m + j, i, on_diagonal])
-        values = jnp.concatenate([a, jnp.conj(a), jnp.full(m, delta, a.dtype)])
-        G = from_coo(*places, values, shape=(m + n, m + n), format="csr")
+        G = factors.augmented(i, j, a, delta, (m, n))
         found = eigsh(G, left, sigma=0.0, **options)
         u, v = (ratio(x, length(x)) for x in (-found.eigenvectors[:m], found.eigenvectors[m:]))
         images = image(tall, A, v)
