@@ -95,11 +95,17 @@ class Limits(NamedTuple):
 
     tol: Array
     maxiter: Array
+    sigma: Array | None = None  # of a loop whose values are θ = 1/(λ − sigma)
 
     def allowed(self, values: Array, A_norm: Array, units: int | Array) -> Array:
-        """The largest residual norm that is small enough: tol·|λ|, but no less than rounding leaves."""
-        least = units * jnp.finfo(values.dtype).eps * A_norm
-        return jnp.maximum(self.tol.astype(values.dtype) * jnp.abs(values), least)
+        """The largest residual norm that is small enough: tol·|λ|, but no less than rounding leaves.
+
+        Of θ tol·|θ|·|λ·θ|, since dλ = −dθ/θ², and no more than tol·|θ|.
+        """
+        sizes, least = jnp.abs(values), units * jnp.finfo(values.dtype).eps * A_norm
+        if self.sigma is not None:
+            sizes = sizes * jnp.minimum(1, jnp.abs(1 + self.sigma * values))
+        return jnp.maximum(self.tol.astype(sizes.dtype) * sizes, least)
 
     def unsymmetric(self, gap: Array, A_norm: Array, rounding: Any = 0) -> Array:
         """Whether wᴴ·A·v and conj(vᴴ·A·w) differ by more than products that are rounded by `rounding`, beyond eps."""

@@ -85,7 +85,7 @@ def eigs(
         1/(λ − sigma): "LM" takes the eigenvalues nearest to sigma. Where A − sigma·M is singular within rounding, sigma
         is moved by about √eps·(‖A‖ + |sigma|·‖M‖)/‖M‖ in the norm ‖·‖₁, and eigenvalues that are nearly as far from it
         as others may replace them. Residuals fall to about eps·|sigma|·‖M‖: a sigma that is a thousand times as
-        large as the eigenvalues ends in STAGNATION.
+        large as the eigenvalues ends in ROUNDED or STAGNATION, unless tol asks for less.
       which: "LM", "SM" largest or smallest in magnitude, "LR", "SR" in the real part, "LI", "SI" in the imaginary part;
         of a real A and sigma in the magnitude of the imaginary part.
       v0: [n], start vector; None draws one, the same at every call. A complex v0 makes all arithmetic complex.
@@ -203,10 +203,12 @@ def _run(
     rest = jnp.zeros((), real), zero, jnp.zeros(m, real), none, none, zero + RUNNING, zero, zero
     state = State(*arrays, zero, jnp.bool_(True), *rest)
 
+    inside = limits if pencil.shift is None else limits._replace(sigma=scaled(pencil.shift.sigma, e_A))
+
     def cycle(state: State) -> State:
         step = functools.partial(_step, apply, is_inverse, random)
         state = lax.while_loop(lambda state: state.size <= m, step, state)
-        return _restart(k, keys, limits, e_A, state, watcher)
+        return _restart(k, keys, inside, e_A, state, watcher)
 
     state = lax.while_loop(lambda state: state.code == RUNNING, cycle, mesh_axes.varying(state, v0))
     found, solves = (ritz.by_operator, 1) if not is_inverse else (ritz.by_inverse, 1 + 4 * ritz.ROUNDS)
@@ -275,7 +277,7 @@ def _restart(k: int, keys: Any, limits: Limits, e_A: Array, state: State, watche
     residuals = jnp.abs(coupling * Q[m - 1])
     norms = jnp.sqrt(jnp.cumsum(residuals**2))  # bounds for those of the eigenvectors
     A_norm = jnp.maximum(state.norm, jnp.max(jnp.abs(values)))
-    allowed, wanted = limits.allowed(jnp.abs(values), A_norm, ESTIMATE), place < k_whole
+    allowed, wanted = limits.allowed(values, A_norm, ESTIMATE), place < k_whole
     complete, check = jnp.all((norms <= allowed) | ~wanted), jnp.bool_(False)
     if k > 1 and m < n:
         near = jnp.abs(key - state.keys) <= SAME * 10.0**state.checks * eps * A_norm

@@ -201,9 +201,11 @@ def _run(
     rest = none, zero, jnp.zeros(m + 1, real), never, never, zero + RUNNING, zero, zero
     state = State(*arrays, zero, jnp.bool_(True), *rest)
 
+    inside = limits if shift is None else limits._replace(sigma=scaled(shift.sigma, e_A))
+
     def cycle(state: State) -> State:
         state = lax.while_loop(lambda state: state.size <= m, functools.partial(_step, operator), state)
-        return _restart(k, which, limits, operator, state, watcher)
+        return _restart(k, which, inside, operator, state, watcher)
 
     state = lax.while_loop(lambda state: state.code == RUNNING, cycle, mesh_axes.varying(state, v0))
     found, solves = (_by_operator, k) if shift is None else (_by_inverse, 2 * k)

@@ -43,7 +43,8 @@ def by_inverse(
 
     def pairs(X: Array) -> tuple[Array, ...]:
         MX, A_X = pencil.mass(X), pencil.A(X)
-        values = ratio(jnp.sum(jnp.conj(MX) * A_X, axis=0), jnp.sum(jnp.abs(MX) ** 2, axis=0))
+        size = length(MX)  # whose square may underflow
+        values = ratio(jnp.sum(jnp.conj(ratio(MX, size)) * A_X, axis=0), size)
         values, X = _mirrored(is_real, thetas, values, X)
         X = ratio(X, length(X))
         return values, X, length(pencil.residual(values, X))

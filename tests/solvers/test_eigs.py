@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.linalg
+import scipy.sparse
 
 import jaxsparse_fmt as jsf
-from solvers import EigenSolution, SolverError, Status, eigs
+from solvers import EigenSolution, SolverError, Status, eigs, eigsh
 from solvers.pencil import Pencil
 from solvers.two_sided import TwoSided
 from tests.lowering import quick_jit
@@ -304,3 +305,18 @@ def test_vmap_solves_every_matrix_and_a_function_may_close_over_what_differentia
     a = stack[0]
     f = lambda s: eigs(lambda v: a @ v + s * v, 1, v0=np.ones(SMALL)).eigenvalues[0].real  # noqa: E731
     assert float(jax.grad(f)(0.5)) == pytest.approx(1, rel=1e-9)
+
+
+@pytest.mark.parametrize("solver", [eigs, eigsh])
+def test_a_tolerance_holds_with_a_sigma_far_from_the_eigenvalues(solver):
+    A = jsf.from_scipy(scipy.sparse.diags_array(np.arange(1.0, 41)).tocsr())
+    sol = solver(A, 3, sigma=-1e6, tol=1e-6)
+    assert sol.status is Status.CONVERGED
+    np.testing.assert_allclose(sol.eigenvalues, [1, 2, 3], rtol=1e-6)
+
+
+def test_a_mass_whose_square_float32_does_not_hold_has_the_pairs_nearest_to_sigma():
+    S = scipy.sparse.diags_array([np.arange(1.0, 37), np.ones(35)], offsets=[0, 1]).astype(np.float32).tocsr()
+    sol = eigs(jsf.from_scipy(S), 2, M=1e-22 * jsf.eye(36, dtype=np.float32), sigma=0.0)
+    assert sol.success
+    np.testing.assert_allclose(1e-22 * sol.eigenvalues, [1, 2], rtol=1e-4)
