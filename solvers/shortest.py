@@ -15,9 +15,10 @@ from solvers.core.stopping import within_rounding
 from solvers.direct import placed_like
 from solvers.host import Host
 from solvers.lsmr import by_settings
-from solvers.solution import Solution, Status
+from solvers.solution import SINGULAR, Solution, Status, Told
 
 GRADIENT, TINY = 1e-4, 1e-300
+SHOWN = 3  # null vectors, and unknowns of each, that a report names
 
 
 @jax.jit
@@ -70,14 +71,17 @@ def by_singular_values(host: Host, b: Any, dtype: Any, settings: Settings) -> So
         return placed_like(b, on_host.reported(x, code, np.ones_like(code), size * unit, size)[:4])
 
 
-def shortened(sol: Solution, b: Any, host: Host, Z: Any, rtol: Any, atol: Any) -> Solution:
+def shortened(sol: Solution, b: Any, host: Host, Z: Any, rtol: Any, atol: Any, is_singular: bool = False) -> Solution:
     """A solution less its part in the null space of A, where that is known; its derivatives are those of `sol`.
+
+    `tried` then ends with a line on the null space.
 
     Args:
       Z: [n, k], orthonormal null vectors that A's factors show; None: there are none. Those that are constant on
         connected parts of A need no factors.
     """
-    spaces = [Z for Z in (host.constants, Z) if Z is not None]
+    spaces, words = [Z for Z in (host.constants, Z) if Z is not None], in_words(host, Z, is_singular)
+    sol = dataclasses.replace(sol, _told=Told((sol.method, *sol.tried, *words))) if words else sol
     if not spaces:
         return sol
     rhs = np.asarray(arguments.still(b), host.S.dtype if b.dtype.kind != "c" else np.complex128)
@@ -90,6 +94,22 @@ def shortened(sol: Solution, b: Any, host: Host, Z: Any, rtol: Any, atol: Any) -
     keeps = norm <= np.maximum(np.maximum(rtol * on_host.length(rhs), atol), (1 + 1e-6) * size)
     x = sol.x - arguments.still(sol.x) + np.where(keeps, x, old)  # with the derivatives of sol.x
     return dataclasses.replace(sol, x=x, residual_norm=jnp.where(keeps, norm.astype(size.dtype), sol.residual_norm))
+
+
+def in_words(host: Host, Z: Any, is_singular: bool = False) -> tuple[str, ...]:
+    """A line on the vectors that A takes to 0, as far as they are known without work; none for a regular A."""
+    if Z is not None:
+        largest = [np.argsort(-np.abs(z), kind="stable")[:SHOWN] for z in Z.T[:SHOWN]]
+        each = "; ".join(", ".join(map(str, np.sort(at))) for at in largest)
+        count = "a vector" if Z.shape[1] == 1 else f"{Z.shape[1]} vectors"
+        return (f"{SINGULAR}: it takes {count} to 0, largest at the unknowns {each}; nullspace(A) has all",)
+    if (constants := host.constants) is not None:
+        parts = constants.shape[1]
+        where = (
+            "constant vectors" if parts == 1 else f"vectors that are constant on each of its {parts} connected parts"
+        )
+        return (f"{SINGULAR}: it takes {where} to 0",)
+    return (f"{SINGULAR}: nullspace(A) finds the vectors that it takes to 0",) if is_singular else ()
 
 
 def as_small_as(part: np.ndarray, b: Any, rtol: Any) -> float:

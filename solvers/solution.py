@@ -198,6 +198,9 @@ class Outcome:
         return f"{name}({Status(int(self.code)).name}{by}, iterations={self.iterations}, {norm}, {self._content()})"
 
 
+SINGULAR = "A looks singular"  # begins a line of `tried`, which a `repr` shows, too
+
+
 class Told(tuple[str, ...]):
     """Text attached to a result. All instances are equal, so that solutions of different methods share a pytree
     structure, as `lax.scan` needs. So a program that takes a solution serves all of them, and sees no text.
@@ -266,6 +269,9 @@ class Solution(Outcome):
     def tried(self) -> tuple[str, ...]:
         """A line for each method that `solve` tried, with the reason and the outcome."""
         return tuple(self._told[1:])
+
+    def _content(self) -> str:
+        return "; ".join([super()._content(), *[line for line in self.tried if line.startswith(SINGULAR)]])
 
     @property
     def history(self) -> Array | None:

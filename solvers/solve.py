@@ -81,7 +81,8 @@ def solve(
     Returns:
       A `Solution`, differentiable as that of `cg`. Its `method` is for example "cg with multigrid", and `tried` has a
       line for each strategy with the reason, the estimate and the outcome. If all fail, x is the best one, and the
-      status is SINGULAR if the factors were and x is no least-squares solution.
+      status is SINGULAR if the factors were and x is no least-squares solution. If A looks singular, the last line
+      tells by which vectors, as far as that is known without more work, and so does `repr`; `nullspace(A)` finds them.
 
     Examples:
       >>> sol = js.solve(A, b, rtol=1e-8)

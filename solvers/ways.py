@@ -31,7 +31,7 @@ from solvers.gmres import method as gmres
 from solvers.idrs import method as idrs
 from solvers.minres import METHOD as MINRES
 from solvers.precond.jacobi import of_diagonal
-from solvers.shortest import by_lsmr, by_singular_values, of_least_squares, shortened
+from solvers.shortest import by_lsmr, by_singular_values, in_words, of_least_squares, shortened
 from solvers.solution import Solution, SolverError, Status, Told
 
 RESTART = 30  # of gmres
@@ -213,7 +213,7 @@ def first_success(
             if ways is not WAYS or x0 is not None:
                 return sol
             space = getattr(getattr(M, "factors", None), "null_space", None)
-            return shortened(sol, b, facts.host, space, *limits)
+            return shortened(sol, b, facts.host, space, *limits, is_singular)
         if way.M == "factors":
             factored = trial, M
         if way.method in ("direct", "singular values") and np.all(solved | (code == Status.OUT_OF_RANGE)):
@@ -244,7 +244,8 @@ def first_success(
         best = _telling(by_method(unsolved(Status.SINGULAR), A, b, None, without_M), "direct")
     is_failure = jnp.logical_not(best.success) & (best.code != Status.LEAST_SQUARES)
     code = jnp.where(is_failure & is_singular, jnp.int32(Status.SINGULAR), best.code)
-    return _telling(dataclasses.replace(best, code=code), best.method, *tried)
+    words = in_words(facts.host, None, True) if is_singular else ()
+    return _telling(dataclasses.replace(best, code=code), best.method, *tried, *words)
 
 
 def _telling(sol: Solution, *words: str) -> Solution:

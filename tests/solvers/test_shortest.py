@@ -94,3 +94,20 @@ def test_least_squares_of_a_laplacian_need_no_method_of_their_own(n, size, monke
     both = solve(A, np.stack([good, b], 1), rtol=1e-8)
     assert [Status(int(code)) for code in both.code] == [Status.CONVERGED, Status.LEAST_SQUARES]
     np.testing.assert_allclose(both.x, np.stack([x, x], 1), atol=1e-6 * np.linalg.norm(x))
+
+
+def test_the_report_names_the_vectors_that_a_singular_matrix_takes_to_0():
+    rng, free = np.random.default_rng(0), np.zeros(40)
+    a = rng.standard_normal((40, 40))
+    free[5:8] = 1
+    A = jsf.from_dense(a - np.outer(a @ free, free) / 3, "csr")
+    for _ in range(2):  # by factors, and by those of the first solve
+        assert (
+            "it takes a vector to 0, largest at the unknowns 5, 6, 7" in solve(A, A @ rng.standard_normal(40)).tried[-1]
+        )
+    assert "A looks singular: it takes constant vectors to 0" in repr(
+        solve(jsf.from_scipy(GRID), np.ones(GRID.shape[0]))
+    )
+    hole = jsf.from_dense(np.diag(np.r_[np.arange(1.0, 30), 0]), "csr")
+    assert solve(hole, np.ones(30)).tried[-1] == "A looks singular: nullspace(A) finds the vectors that it takes to 0"
+    assert "singular" not in repr(solve(jsf.from_dense(a, "csr"), free))
