@@ -296,12 +296,10 @@ class Host:
 
     @functools.cached_property
     def _cost(self) -> tuple[float, float]:
-        is_ordered = self.ordering != MMD or MMD in self.orders
-        is_wide = self.envelope[1] > self.n * (WIDE * self.n) ** 2
-        if not is_ordered and self.n > FREE and is_wide and self.rough_cost[1] > SLOW:
-            rough = self.cost(COLAMD)
-            if rough[1] > SLOW:
-                return rough
+        is_quick = self.ordering != MMD or MMD in self.orders or self.n <= FREE or self.rough_cost[1] <= SLOW
+        is_wide = not is_quick and self.envelope[1] > self.n * (WIDE * self.n) ** 2
+        if is_wide and (rough := self.cost(COLAMD))[1] > SLOW:
+            return rough
         return self.cost(self.ordering)
 
     @property

@@ -212,9 +212,7 @@ def power_law(n: int, mean: float = 16.0, exponent: float = 2.5, seed: int = 0) 
         missing = nnz - places.size
         if drawn > 50 * (nnz + 100):
             if n > 4096:
-                raise ValueError(
-                    f"{drawn} draws with exponent={exponent} found {places.size} places; use a larger one"
-                )
+                raise ValueError(f"{drawn} draws with exponent={exponent} found {places.size} places; use a larger one")
             # What such draws would find in the end: the largest of random keys (Gumbel's distribution).
             weight = np.log(np.diff((np.arange(n + 1) / n) ** (1 / power)))[np.argsort(names)]
             keys = (weight[:, None] + weight + rng.gumbel(size=(n, n))).ravel()
