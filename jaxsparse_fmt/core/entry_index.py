@@ -74,14 +74,15 @@ def put(a: np.ndarray, like: Array) -> Array:
 
 def index_arrays(A: Any) -> list[Any]:
     """The arrays whose identities distinguish A's pattern: not `values`, nor `start`, which new values may change."""
-    stored = A._stored
-    return [a for a in jax.tree.leaves(stored) if a is not stored.values and a is not vars(stored).get("start")]
+    A = getattr(A, "_stored", A)
+    blocks = A.shards.blocks if hasattr(A, "shards") else (A,)
+    own = {id(a) for block in blocks for a in (block.values, vars(block).get("start"))}
+    return [a for a in jax.tree.leaves(A) if id(a) not in own]
 
 
 def _of_pattern(make: Any, A: Any) -> Any:
     """make(A), or what an earlier call made for the same pattern."""
-    leaves, tree = jax.tree.flatten(A)
-    values = vars(A).get("values")
+    (leaves, tree), values = jax.tree.flatten(A), vars(A).get("values")
     arrays = [a for a in leaves if a is not values] if make is _index else index_arrays(A)
     if not all(map(is_concrete, arrays)):
         return make(A)

@@ -15,6 +15,7 @@ import numpy as np
 from jaxsparse_fmt._arguments import as_floating
 from jaxsparse_fmt._tracing import concrete, is_traced
 from jaxsparse_fmt.core import entry_index
+from jaxsparse_fmt.core.entry_index import index_arrays
 from jaxsparse_fmt.core.scipy_names import ScipyNames
 from jaxsparse_fmt.distributed.halo import exchange
 from jaxsparse_fmt.distributed.local import Shards
@@ -135,12 +136,6 @@ def with_blocks(A: Any, blocks: Iterable[Any]) -> Any:
     A = dataclasses.replace(A, shards=dataclasses.replace(A.shards, blocks=tuple(blocks)))
     named(A.shards.blocks[0].values)
     return A
-
-
-def index_arrays(A: Any) -> list[Array]:
-    """The arrays that depend on the pattern alone."""
-    others = [a for block in A.shards.blocks for a in (block.values, vars(block).get("start"))]
-    return [a for a in jax.tree.leaves(A) if not any(a is other for other in others)]
 
 
 def _values_of(block: Any) -> Array:
