@@ -67,7 +67,7 @@ def on_device(pattern: Pattern, alone: Solver) -> Solver:
         @solved.def_vmap
         def batch(count: int, is_outer: Any, system: System) -> Any:
             """A batch of batches is one batch: else XLA would take both ways of every `lax.cond`."""
-            size = sum(sizes) or 1
+            size = sizes[0] if sizes else 1
 
             def merged(either: bool, inner: bool, outer: bool, a: Array) -> Array:
                 if not either or not sizes:

@@ -76,8 +76,8 @@ class Host:
     def symmetric(self) -> bool:
         """Whether A is symmetric (Hermitian) up to rounding."""
         S = self.S
-        T = (S.tocsr() if self._rows is None else self._rows).T  # without a conversion
-        self._rows, sizes = None, np.abs(S.data)
+        rows, self._rows = self._rows, None
+        T, sizes = (S.tocsr() if rows is None else rows).T, np.abs(S.data)  # of rows without a conversion
         rounding = 10 * self.eps * np.max(sizes, initial=0)
         if np.array_equal(S.indptr, T.indptr) and np.array_equal(S.indices, T.indices):
             return bool(np.max(np.abs(S.data - T.data.conj()), initial=0) <= rounding)

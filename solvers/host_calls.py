@@ -103,7 +103,8 @@ def _each(each: list[Any], f: Any, n: int, recipe: Recipe, options: Any, checks:
     for row, col, values, *arrays in each:
         found = kept(n, recipe, row, col, values, 2 * len(each))  # a batch of matrices, and that of their transposes
         if found is not None and checks:
-            found = found.repaired()
+            with contextlib.suppress(SolverError):  # the residual judges what no pivots improve
+                found = found.repaired()
         result = f(found, (row, col, values), *arrays, *options)
         yield result if isinstance(result, tuple) else (result,)
 

@@ -60,7 +60,7 @@ def slogdet(A: Any) -> tuple[Array, Array]:
 def inverse_entries(A: Any) -> Array:
     """[nnz], the entries of A⁻¹ at the places of A's entries, in the order of A.data; differentiable once more."""
     n, row, col, values = _entries(A, "inverse_entries")
-    return _inverse(n, row, col, row, col, values)
+    return _inverse(n, row, col, A.row_ids, A.col_ids, values)  # a transpose has entries in its own order
 
 
 @interruptible

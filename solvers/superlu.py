@@ -217,12 +217,13 @@ def _ordered(host: Host, ordering: str, cols: np.ndarray) -> tuple[Any, Any]:
     Kept with the pattern is that matrix of the numbers of A's entries, until another order is.
     """
     kept = host.shared.setdefault("ordered", {})
-    if ordering not in kept or kept[ordering][0] is not cols:
+    found = kept.get(ordering)  # once: other threads may put an order of theirs
+    if found is None or found[0] is not cols:
         rows = cols if ordering == MMD else host.blocks[0] if ordering == BLOCKS else slice(None)
         source = with_data(host.S, np.arange(host.S.nnz, dtype=np.int32))[rows][:, cols]
         source.sort_indices()
-        kept[ordering] = cols, rows, source
-    _, rows, source = kept[ordering]
+        found = kept[ordering] = cols, rows, source
+    _, rows, source = found
     return rows, with_data(source, host.S.data[source.data])
 
 

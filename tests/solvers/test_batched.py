@@ -157,6 +157,8 @@ def test_batches_inside_batches_scans_and_a_jitted_solve(rng):
     np.testing.assert_allclose(quick_jit(jax.vmap(newton))(data, b), wanted, rtol=1e-10, atol=1e-12)
     twice = quick_jit(jax.vmap(jax.vmap(newton), (0, None)))(np.stack([data, 2 * data]), b)
     np.testing.assert_allclose(twice, [wanted, wanted / 2], rtol=1e-10, atol=1e-12)
+    none = jax.eval_shape(jax.vmap(jax.vmap(newton, (0, None)), (None, 0)), data[:0], b[:2])
+    assert none.shape == (2, 0, N)
 
 
 def test_asks_a_batch_of_batches_the_host_for_those_that_need_it_alone(monkeypatch):

@@ -49,6 +49,9 @@ def test_determinants_and_entries_of_the_inverse_are_those_of_a_dense_matrix(nam
     row, col = S.tocoo().coords
     scale = np.sqrt(np.abs(inverse).max(1)[row] * np.abs(inverse).max(0)[col])
     assert np.max(np.abs(np.asarray(entries(A)) - inverse[row, col]) / scale) <= 1e-10
+    row, col = A.T.row_ids, A.T.col_ids
+    scale = np.sqrt(np.abs(inverse).max(0)[row] * np.abs(inverse).max(1)[col])
+    assert np.max(np.abs(np.asarray(factorized(A).T.inverse_entries()) - inverse.T[row, col]) / scale) <= 1e-10
 
 
 @pytest.mark.parametrize("name", ["precision", "indefinite", "unsymmetric"])
