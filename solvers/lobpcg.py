@@ -136,9 +136,12 @@ _solve = Entry(_in_basis, lambda _, X0: (X0[:, 0],) * 3)
 def _constrained(sign: int, A: Any, mass: Any, M: Any, V: Array, Y: Array) -> tuple[Any, Any, Array]:
     """A, M and the start V [2·p, n] of the problem without the span of Y, [m, n] and not yet orthonormal."""
     images = (lambda V: V) if mass is None else jax.vmap(mass.__matmul__)
+    Y = jax.vmap(lambda y: scaled(y, -exponent(y)))(Y)
     for _ in range(2):
         Y = _unit(Y)
-        L = jnp.linalg.cholesky(matmul(jnp.conj(Y), images(Y).T))
+        G = matmul(jnp.conj(Y), images(Y).T)
+        L, least = jnp.linalg.cholesky(G), LOST * jnp.finfo(Y.dtype).eps * jnp.diagonal(G).real
+        L = jnp.where(jnp.any(jnp.diagonal(L).real ** 2 <= least), jnp.nan, L)  # of dependent vectors
         Y = lax.linalg.triangular_solve(jnp.conj(L), Y, left_side=True, lower=True)
     BY = images(Y)
 
@@ -326,8 +329,12 @@ def _orthonormal(
         C = jnp.where(held, U / jnp.sqrt(jnp.where(held, weights, 1)), 0).T
         if mass is not None:
             unequal = jnp.max(jnp.abs(G - jnp.conj(G.T))) > jnp.sqrt(eps) * jnp.max(ratio(rounding, length**2))
-            causes = (unequal, Status.NOT_SYMMETRIC), (indefinite, Status.NOT_POSITIVE_DEFINITE)
-            defect = status_of((defect != RUNNING, defect), *causes)
+            defect = status_of(
+                (defect != RUNNING, defect),
+                (~jnp.all(jnp.isfinite(squared)), Status.NON_FINITE),
+                (unequal, Status.NOT_SYMMETRIC),
+                (indefinite, Status.NOT_POSITIVE_DEFINITE),
+            )
         return *_combined(C, Z, BZ), defect
 
     return lax.fori_loop(0, 2, trip, mesh_axes.varying((Z, BZ, running), Z))

@@ -89,10 +89,14 @@ def functions(pair: Any, shape: Any, v0: Any) -> Functions:
     """ValueError: the functions do not take vectors of this shape, [m, n], to each other."""
     m, n = (arguments.int_at_least(size, "shape", 1) for size in shape)
     v = jax.ShapeDtypeStruct((n,), jnp.result_type(float if v0 is None else v0, jnp.float32))
-    u = jax.eval_shape(pair[0], v)
-    back = jax.eval_shape(pair[1], jax.ShapeDtypeStruct((m,), u.dtype))
-    if u.shape != (m,) or back.shape != (n,):
-        raise ValueError(f"of shape {(m, n)} the functions take {(n,)} to {(m,)} and back; got {u.shape}, {back.shape}")
+    try:
+        u = jax.eval_shape(pair[0], v)
+        back = jax.eval_shape(pair[1], jax.ShapeDtypeStruct((m,), u.dtype))
+        got = u.shape, back.shape
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"of shape {(m, n)} the functions take {(n,)} to {(m,)} and back; got {error}") from error
+    if got != ((m,), (n,)):
+        raise ValueError(f"of shape {(m, n)} the functions take {(n,)} to {(m,)} and back; got {got[0]}, {got[1]}")
     dtype = promoted(v.dtype, u.dtype, back.dtype)
     forth, back = (traced(f, jax.ShapeDtypeStruct((size,), dtype)) for f, size in zip(pair, (n, m), strict=True))
     return Functions(forth, back, (m, n), dtype)
@@ -188,6 +192,8 @@ def svds(
         if shape is None or len(shape) != 2:
             raise ValueError(f"svds of functions (v -> A·v, u -> Aᴴ·u) needs shape=(m, n); got {shape}")
         A = functions(A, shape, v0)
+    elif shape is not None:
+        raise ValueError(f"shape= is for a pair of functions; this A has one of its own: leave {shape} out")
     size: tuple[int, ...] = getattr(A, "shape", ())
     if len(size) != 2:
         got = f"shape {size}" if size else type(A).__name__
@@ -235,20 +241,26 @@ def _smallest(tall: bool, A: Any, k: int, options: dict[str, Any]) -> SingularSo
     i, j, a = (i, j, a) if tall else (j, i, jnp.conj(a))
     a, m, n = a.astype(jnp.promote_types(a.dtype, jnp.float32)), max(A.shape), min(A.shape)
     sums = (np.bincount(np.asarray(at), np.abs(np.asarray(arguments.still(a)))).max(initial=0) for at in (i, j))
-    norm, eps = float(np.prod([*sums])) ** 0.5, float(jnp.finfo(a.dtype).eps)  # ‖A‖ from above
+    norm, eps = float(np.prod(np.sqrt([*sums]))), float(jnp.finfo(a.dtype).eps)  # ‖A‖ from above
+    e = int(np.frexp(norm)[1])  # 2⁻ᵉ·A is about 1
+    a, norm = scaled(a, -e), float(np.ldexp(norm, -e))
     if options["v0"] is not None:
-        options["v0"] = jnp.concatenate([jnp.zeros(m), jnp.asarray(options["v0"])])
+        v0 = arguments.vectors(options["v0"], "v0")
+        if v0.shape != (n,):
+            raise ValueError(f"v0 has shape {v0.shape}; A of shape {A.shape} needs ({n},)")
+        dtype = jnp.promote_types(a.dtype, jnp.complex64) if jnp.iscomplexobj(v0) else a.dtype
+        options["v0"] = jnp.concatenate([jnp.zeros(m), v0]).astype(dtype)
     delta, left, least, steps, parts = norm or 1.0, k, TRUE * eps * norm, jnp.int32(0), []
     for search in range(SEARCHES):
         G = factors.augmented(i, j, a, delta, (m, n))
         found = eigsh(G, left, sigma=0.0, **options)
         u, v = (ratio(x, length(x)) for x in (-found.eigenvectors[:m], found.eigenvectors[m:]))
-        images = image(tall, A, v)
+        images = scaled(image(tall, A, v), -e)
         if np.any(null := np.asarray(arguments.still(length(images))) <= least):
             u0 = eigsh(G, int(np.sum(null)), sigma=delta).eigenvectors[:m]
             u = u.at[:, np.flatnonzero(null)].set(ratio(u0, length(u0)).astype(u.dtype))
         s = jnp.abs(jnp.sum(jnp.conj(u) * images, axis=0).real)
-        residuals = jnp.maximum(length(images - s * u), length(image(not tall, A, u) - s * v))
+        residuals = jnp.maximum(length(images - s * u), length(scaled(image(not tall, A, u), -e) - s * v))
         # One of a size that λ does not resolve may stand in the place of a smaller one.
         sizes, is_last = np.asarray(arguments.still(s)), search == SEARCHES - 1 or delta <= DELTA * eps * norm
         resolved = (sizes > 10 * (eps * norm * delta) ** 0.5) | null | is_last
@@ -263,7 +275,7 @@ def _smallest(tall: bool, A: Any, k: int, options: dict[str, Any]) -> SingularSo
     code = jnp.where(found.success & (jnp.max(residuals) > least), jnp.int32(Status.STAGNATION), found.code)
     u, v = (a + lax.stop_gradient(_orthonormal(a) - a) for a in (u, v))
     u, v = (u, v) if tall else (v, u)
-    return SingularSolution(u, s, jnp.conj(v.T), code, steps, residuals)
+    return SingularSolution(u, scaled(s, e), jnp.conj(v.T), code, steps, scaled(residuals, e))
 
 
 def _orthonormal(a: Array) -> Array:

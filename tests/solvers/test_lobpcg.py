@@ -135,6 +135,9 @@ def test_multigrid_serves_a_consistent_mass_and_a_graded_one_takes_its_inverse()
     )
 
 
+DRAWN = np.random.default_rng(3).standard_normal((N, 2))
+
+
 @pytest.mark.parametrize(
     ("b", "Y", "status"),
     few(
@@ -144,7 +147,8 @@ def test_multigrid_serves_a_consistent_mass_and_a_graded_one_takes_its_inverse()
             (np.diag(np.linspace(-0.5, 1, N)), None, Status.NOT_POSITIVE_DEFINITE),
             (np.eye(N) + 0.1 * np.tri(N), None, Status.NOT_SYMMETRIC),
             (np.full((N, N), np.nan), None, Status.NON_FINITE),
-            (None, np.ones((N, 2)), Status.NON_FINITE),
+            (None, DRAWN @ [[1.0, 0, 1], [0, 1, 1]], Status.NON_FINITE),
+            (None, DRAWN * [1e160, 1e-160], Status.CONVERGED),
         ],
         3,
     ),

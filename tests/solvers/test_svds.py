@@ -30,6 +30,16 @@ def of_values(shape, values, imaginary, seed=0):
     return a if imaginary else a.real
 
 
+@pytest.mark.parametrize("size", few([1e160, 1e-200], 1))
+def test_the_smallest_of_matrices_of_any_size_are_found_from_a_start_in_any_dtype(size):
+    a = of_values((30, 12), SPREAD, 0)
+    sol = svds(size * a, 2, which="SM", v0=np.ones(min(a.shape), np.float32))
+    assert sol.success and sol.s.dtype == np.float64
+    np.testing.assert_allclose(sol.s / size, np.linalg.svd(a, compute_uv=False)[-2:], rtol=1e-12)
+    single = svds(a.astype(np.float32), 2, which="SM", v0=np.ones(min(a.shape)))
+    assert single.success and single.s.dtype == np.float32
+
+
 @pytest.mark.parametrize("name", few(list(CASES), 3))
 def test_the_smallest_triples_are_as_exact_as_the_dtype_allows(name):
     shape, values, imaginary = CASES[name]
