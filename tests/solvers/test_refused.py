@@ -35,6 +35,7 @@ A, B = jsf.from_scipy(S, "csr"), np.ones(9)
 LOWER = jsf.from_dense(np.tril(S.toarray()))
 SUPERLU = spla.splu(sp.csc_array(E))
 TREE = {"u": np.ones((2, 3)), "v": np.ones(4)}
+CUT = (lambda v: v), (lambda u: u[:2])
 UNROLLED = {"adjoint": "unrolled", "maxiter": 3}
 NO_MASS = "and positive definite with finite entries"
 
@@ -127,6 +128,9 @@ VALUES = [
     (lobpcg, (E, 2), {"X0": np.ones((3, 1))}, "from 2 to 3"),
     (lobpcg, (E, 2), {"X0": ONES}, "as columns"),
     (lobpcg, (doubled, 2), {}, "pass X0"),
+    (svds, (A, 2), {"shape": (3, 3)}, "shape= is for a pair of functions"),
+    (svds, (A, 2), {"which": "SM", "v0": np.ones(2)}, r"v0 has shape \(2,\); A of shape \(9, 9\) needs \(9,\)"),
+    (svds, (CUT, 2), {"shape": (3, 3)}, r"take \(3,\) to \(3,\) and back; got \(3,\), \(2,\)"),
     (svds, (np.ones((3, 1)), 1), {}, r"k must be below 1, the shorter side of A; got 1.* jnp\.linalg\.svd"),
     (solve, (A, B), {"method": "lu"}, "method must be one of auto, cg, .*; got 'lu'"),
     (solve, (A, B), {"M": "illu"}, r"got 'illu'; use M=precond.ilu\(A\)"),
@@ -178,14 +182,6 @@ TYPES = [
     (lobpcg, (E, 2), {"M": lambda r: 1j * r}, "drop its imaginary part; make X0 complex"),
     (svds, (doubled,), {}, r"svds needs a matrix \[m, n\] with a shape and @; got function"),
     (svds, (ONES,), {}, r"svds needs a matrix .*; got shape \(3,\)"),
-    (svds, (A, 2), {"shape": (3, 3)}, "shape= is for a pair of functions"),
-    (svds, (A, 2), {"which": "SM", "v0": np.ones(2)}, r"v0 has shape \(2,\); A of shape \(9, 9\) needs \(9,\)"),
-    (
-        svds,
-        ((lambda v: v, lambda u: u[:2]), 2),
-        {"shape": (3, 3)},
-        r"take \(3,\) to \(3,\) and back; got \(3,\), \(2,\)",
-    ),
     (svds, (Opaque(), 2), {}, "a pytree, for its products with Aᵀ; got Opaque"),
     (svds, (S, 2), {}, r"A is SciPy's; convert"),
     (factorized, (S,), {}, "from_scipy"),
