@@ -85,8 +85,8 @@ def lobpcg(
       >>> sol = js.lobpcg(A, 2, M=js.precond.jacobi(A))
       >>> sol.eigenvalues.round(3).tolist()
       [0.764, 1.764]
-      >>> js.lobpcg(A, 1, Y=sol.eigenvectors).eigenvalues.round(3).tolist()  # the next one
-      [3.0]
+      >>> js.lobpcg(A, 1, Y=sol.eigenvectors).eigenvalues.round(3).tolist()  # the next one, a copy
+      [1.764]
       >>> js.lobpcg(A, 2, B=2 * js.eye(A.shape[0])).eigenvalues.round(3).tolist()
       [0.382, 0.882]
     """
