@@ -89,14 +89,14 @@ def functions(pair: Any, shape: Any, v0: Any) -> Functions:
     """ValueError: the functions do not take vectors of this shape, [m, n], to each other."""
     m, n = (arguments.int_at_least(size, "shape", 1) for size in shape)
     v = jax.ShapeDtypeStruct((n,), jnp.result_type(float if v0 is None else v0, jnp.float32))
+    needs = f"of shape {(m, n)} the functions take {(n,)} to {(m,)} and back"
     try:
         u = jax.eval_shape(pair[0], v)
         back = jax.eval_shape(pair[1], jax.ShapeDtypeStruct((m,), u.dtype))
-        got = u.shape, back.shape
     except (TypeError, ValueError) as error:
-        raise ValueError(f"of shape {(m, n)} the functions take {(n,)} to {(m,)} and back; got {error}") from error
-    if got != ((m,), (n,)):
-        raise ValueError(f"of shape {(m, n)} the functions take {(n,)} to {(m,)} and back; got {got[0]}, {got[1]}")
+        raise ValueError(f"{needs}; got {error}") from error
+    if (u.shape, back.shape) != ((m,), (n,)):
+        raise ValueError(f"{needs}; got {u.shape}, {back.shape}")
     dtype = promoted(v.dtype, u.dtype, back.dtype)
     forth, back = (traced(f, jax.ShapeDtypeStruct((size,), dtype)) for f, size in zip(pair, (n, m), strict=True))
     return Functions(forth, back, (m, n), dtype)
