@@ -103,7 +103,7 @@ def lobpcg(
         Y, X0 = basis.accept(Y), X0.astype(operators.promoted(X0.dtype, Y.dtype))
     B = None if B is None else operators.operator(B, n, "B")
     X0 = X0 if B is None else X0.astype(operators.promoted(X0.dtype, operators.product_dtype(B, X0, "B")))
-    M = preconditioner(M, X0[:, 0], "make X0 complex")
+    M = preconditioner(M, jax.ShapeDtypeStruct(X0.shape[:1], X0.dtype), "make X0 complex")
     ends = limits(tol, maxiter)
     basis.agree(lambda: {"k": k, "which": which, "tol": tol, "maxiter": maxiter, "M": M, "B": B})
     watcher = arguments.watcher(progress)

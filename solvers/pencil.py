@@ -149,17 +149,20 @@ def shifted(A: Any, M: Any, sigma: Any, maker: str = "eigsh") -> tuple[Any, Shif
     hermitian, maker = maker == "eigsh", f"{maker}(sigma=)"
     sigma, n = _number(A, M, sigma, hermitian), checks.square(A, maker)
     A, M, sigma = arguments.still((A, M, sigma))
-    every = jnp.arange(n, dtype=jnp.int32)
+    every = np.arange(n, dtype=np.int32)
     row, col, a = factors.entries(A, maker)
-    row_M, col_M, m = (every, every, jnp.ones(n, a.dtype)) if M is None else factors.entries(M, maker)
+    row_M, col_M, m = (every, every, np.ones(n, a.dtype)) if M is None else factors.entries(M, maker)
     dtype = jnp.promote_types(jnp.promote_types(a.dtype, m.dtype), sigma.dtype)
     units = tuple(u if hermitian else u / float(jnp.finfo(dtype).eps) ** 0.5 for u in UNITS)
-    row, col = jnp.concatenate([row, row_M]), jnp.concatenate([col, col_M])
-    entries = row, col, a.astype(dtype), m.astype(dtype)
-    real = jnp.finfo(dtype).dtype
-    if is_traced(entries, sigma) or not all(np.all(np.isfinite(values)) for values in entries[2:]):
+    xp: Any = jnp if is_traced(row, col, a, row_M, col_M, m, sigma) else np  # a program a step would take a second
+    row, col = (xp.concatenate(list(map(xp.asarray, pair))) for pair in ((row, row_M), (col, col_M)))
+    a, m = (xp.asarray(values).astype(dtype) for values in (a, m))
+    entries, row_M, real = (row, col, a, m), row[a.size :], jnp.finfo(dtype).dtype
+    on_diagonal = xp.where(row_M == col[a.size :], m.real, 0)
+    if xp is jnp or not (np.all(np.isfinite(a)) and np.all(np.isfinite(m))):
         (numbers,) = call(_shifts, (n, units), (*entries, sigma), (jax.ShapeDtypeStruct((3,), sigma.dtype),))
-        S: Any = factors.HostFactors(row, col, jnp.concatenate([entries[2], -numbers[0] * entries[3]]), n, LU)
+        S: Any = factors.HostFactors(row, col, xp.concatenate([a, -numbers[0] * m]), n, LU)
+        diagonal: Any = jnp.zeros(n, real).at[row_M].add(on_diagonal)
     else:
         found, numbers = _placed(n, units, *entries, sigma)
         if found is None:
@@ -167,10 +170,9 @@ def shifted(A: Any, M: Any, sigma: Any, maker: str = "eigsh") -> tuple[Any, Shif
                 Status.SINGULAR,
                 "A − sigma·M is singular for every sigma: A and M have a null vector in common; remove its unknowns",
             )
-        S = jax.device_put(factors.split(found, dtype))
-    diagonal = jnp.zeros(n, real).at[row_M].add(jnp.where(row_M == col_M, jnp.real(m), 0).astype(real))
-    A_norm, M_norm = (jnp.asarray(number).real.astype(real) for number in numbers[1:])
-    return S, Shift(jnp.asarray(numbers[0], sigma.dtype), A_norm, M_norm, diagonal)
+        S, diagonal = factors.split(found, dtype), np.bincount(row_M, on_diagonal, n).astype(real)
+    A_norm, M_norm = (xp.asarray(number).real.astype(real) for number in numbers[1:])
+    return jax.device_put((S, Shift(xp.asarray(numbers[0], sigma.dtype), A_norm, M_norm, diagonal)))
 
 
 def _shifts(each: Any, n: int, units: tuple[float, ...]) -> Any:
@@ -178,7 +180,7 @@ def _shifts(each: Any, n: int, units: tuple[float, ...]) -> Any:
     return [(_placed(n, units, *given)[1],) for given in each]
 
 
-def _number(A: Any, M: Any, sigma: Any, is_real: bool) -> Array:
+def _number(A: Any, M: Any, sigma: Any, is_real: bool) -> Any:
     """sigma in the precision of A and M together, in which it is moved."""
     is_number = not np.ndim(sigma) and isinstance(sigma, (int, float, complex, np.number, Array))
     if not is_number or (is_real and jnp.iscomplexobj(sigma)):
@@ -186,7 +188,8 @@ def _number(A: Any, M: Any, sigma: Any, is_real: bool) -> Array:
     if not is_traced(sigma) and not np.isfinite(sigma):
         raise ValueError(f"sigma must be finite; got {sigma}")
     real = jnp.finfo(jnp.result_type(A.dtype, *([] if M is None else [M.dtype]), jnp.float32)).dtype
-    return jnp.asarray(sigma, jnp.promote_types(real, jnp.complex64) if jnp.iscomplexobj(sigma) else real)
+    sigma = sigma if isinstance(sigma, Array) else np.asarray(sigma)
+    return sigma.astype(jnp.promote_types(real, jnp.complex64) if jnp.iscomplexobj(sigma) else real)
 
 
 def _placed(

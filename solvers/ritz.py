@@ -4,8 +4,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
+from jaxsparse_fmt.core import mesh_axes
 from solvers.core.scaling import Map, scaled
 from solvers.core.space import length
 from solvers.core.vectors import matmul, ratio
@@ -49,9 +50,7 @@ def by_inverse(
         X = ratio(X, length(X))
         return values, X, length(pencil.residual(values, X))
 
-    found = pairs(X)
-    for _ in range(ROUNDS):
-        X = found[1]
+    def improved(X: Array) -> Array:
         MX = pencil.mass(X)
         A_X = pencil.operator(X)
         A_X = A_X + pencil.inverse(MX - pencil.residual(shift.sigma, A_X))  # pivots on the diagonal lose digits
@@ -59,8 +58,15 @@ def by_inverse(
         XH = jnp.conj(X.T)
         parts = jnp.linalg.solve(matmul(XH, X) + eps * jnp.eye(p, dtype=X.dtype), matmul(XH, A_X))
         A_X = A_X - matmul(X, parts - jnp.diag(jnp.diagonal(parts)))
-        new = pairs(ratio(A_X, length(A_X)))
-        found = jax.tree.map(lambda new, old, better=new[2] < found[2]: jnp.where(better, new, old), new, found)
+        return ratio(A_X, length(A_X))
+
+    def trip(k: Array, found: tuple[Array, ...]) -> tuple[Array, ...]:
+        new = pairs(lax.cond(k > 0, improved, lambda X: X, found[1]))
+        better = (new[2] < found[2]) | (k == 0)
+        return jax.tree.map(lambda new, old: jnp.where(better, new, old), new, found)
+
+    found = thetas, X, jnp.full(p, jnp.inf, thetas.real.dtype)
+    found = lax.fori_loop(0, 1 + ROUNDS, trip, mesh_axes.varying(found, X))
     values, X, norms = found
     if is_real:  # of 1/(λ − sigma) the first value of a pair has Im > 0, and its λ has Im < 0
         values, X = jnp.conj(values), jnp.conj(X)

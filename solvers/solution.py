@@ -135,9 +135,11 @@ class Outcome:
         return self._failure == 0
 
     @property
-    def _failure(self) -> Array:
+    def _failure(self) -> Any:
         """The code of a failure; 0 after a success."""
-        return jnp.where(self.code == Status.ROUNDED, 0, self.code)
+        xp: Any = jnp if isinstance(self.code, Tracer) else np  # which compiles nothing
+        code = xp.asarray(self.code)
+        return xp.where(code == Status.ROUNDED, 0, code)
 
     def raise_for_status(self) -> Self:
         """Returns this result if every solve in it succeeded.
@@ -147,12 +149,12 @@ class Outcome:
         """
         try:
             with noticing_lost_processes():
-                worst = Status(int(jnp.max(self._failure)))
+                worst = Status(int(np.max(self._failure)))
         except jax.errors.ConcretizationTypeError:
             cure = "call it on the result that the jitted function returns, or use sol.success inside"
             raise TypeError(f"raise_for_status needs the status as a number, which is traced here: {cure}") from None
         if worst is not Status.CONVERGED:
-            norm, steps = self._worst_norm(), int(jnp.max(self.n_iterations))
+            norm, steps = self._worst_norm(), int(np.max(np.asarray(self.n_iterations)))
             message = self._messages.get(worst, worst.message)
             raise SolverError(worst, f"{worst.name} after {steps} iterations, residual norm {norm:.3g}: {message}")
         return self
@@ -162,7 +164,7 @@ class Outcome:
         return f"x: {jax.tree.map(lambda a: f'{a.dtype}{list(a.shape)}', vars(self)['x'])}"
 
     def _worst_norm(self) -> float:
-        return float(jnp.max(vars(self)[self._norm]))
+        return float(np.max(np.asarray(vars(self)[self._norm])))
 
     def _repr_html_(self) -> str | None:
         """For notebooks: status, method, residual and the history as a curve; None, which shows `repr`, in jit."""

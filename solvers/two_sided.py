@@ -52,7 +52,14 @@ def side_of(pencil: Pencil, like: Array, is_left: bool = False) -> Pencil:
     def wide(f: Map) -> Map:
         if jnp.iscomplexobj(like):
             return f
-        return lambda v: lax.complex(f(v.real), f(v.imag)) if jnp.iscomplexobj(v) else f(v)
+
+        def of_both(v: Array) -> Array:  # by one product of real columns
+            if not jnp.iscomplexobj(v):
+                return f(v)
+            parts = f(jnp.concatenate([part.reshape(len(v), -1) for part in (v.real, v.imag)], axis=1))
+            return lax.complex(*(part.reshape(v.shape) for part in jnp.split(parts, 2, axis=1)))
+
+        return of_both
 
     def side(f: Any) -> Any:
         return None if f is None else wide((lambda v: transposed(f, v)(v)) if is_left else f)

@@ -8,7 +8,7 @@ import scipy.linalg
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
-from solvers import Status, eigsh, superlu, svds
+from solvers import Status, eigs, eigsh, superlu, svds
 from tests.lowering import quick_jit
 from tests.marks import deep, few
 
@@ -309,3 +309,12 @@ def test_dense_matrices_and_functions_stand_where_sparse_ones_do():
         eigsh(a, K, M=lambda v: v)
     with pytest.raises(ValueError, match="takes no sigma"):
         eigsh(a, K, M=m, Minv=inverse, sigma=0)
+
+
+@pytest.mark.parametrize("method", [eigsh, eigs])
+def test_a_first_call_compiles_its_start_and_its_loop_alone(method, compiled):
+    """On a GPU a program takes a tenth of a second. Nothing else in this process has vectors of this size."""
+    S = sp.csr_array(sp.diags_array([np.arange(1.0, 47.0)], offsets=[0]))
+    A, M, before = jsf.from_scipy(S), jsf.from_scipy(S + S), compiled()
+    sol = method(A, 1, M=M, sigma=0.3).raise_for_status()
+    assert compiled() - before <= 2 and sol.success and "CONVERGED" in repr(sol)
