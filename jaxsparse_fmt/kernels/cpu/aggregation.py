@@ -20,8 +20,8 @@ LEAST = 2**20  # multiplications of a piece: fewer cost less than starting a thr
 
 
 def points(A: Matrix, b: int) -> Matrix:
-    """A in blocks b×b, zeros in their holes."""
-    A = A.tobsr((b, b))
+    """A in blocks b×b, zeros in their holes; in its own arrays if b = 1 and rows are sorted."""
+    A = A.tobsr((b, b), copy=not A.has_sorted_indices)
     A.sort_indices()
     return A
 
