@@ -67,7 +67,7 @@ def united(a: Csr, b: Csr, shared: bool) -> tuple[Csr, Array, Array]:
 def listed(a: Csr, b: Csr, multiplies: bool = False) -> tuple[Csr, Array, Array, Array]:
     """As `patterns.listed`; if it `multiplies`, with zeros and the products [products] in place of their factors."""
     with jax.enable_x64(True):
-        products = int(_n_products(a, b))
+        products = int(n_products(a, b))
     check_list(products, "products of two entries")
     shape = a.shape[0], b.shape[1]
     with _wide(shape):
@@ -174,7 +174,8 @@ def _first_of_each(key: Array, shape: tuple[int, int], n: int) -> tuple[CsrArray
 
 
 @jax.jit
-def _n_products(a: Csr, b: Csr) -> Array:
+def n_products(a: Csr, b: Csr) -> Array:
+    """How many products of two entries a @ b adds up."""
     return jnp.sum(_lengths(a, b), dtype=np.int64)
 
 

@@ -1,9 +1,9 @@
 """The set-up of multigrid where A lies on an accelerator: the large levels of `_hierarchy`, found there.
 
-For a real symmetric A with one unknown a point and one near-null vector. Sizes, row pointers and a few scalars come to
-the host, which makes the small levels. The host's greedy aggregation takes points in their order, one after the other;
-here they have hashed priorities, so that roots are found in few rounds, and a cycle takes as many steps or one more or
-less.
+For a real symmetric A with one unknown a point and one near-null vector, or with levels whose P stay. Sizes, row
+pointers and a few scalars come to the host, which makes the small levels. The host's greedy aggregation takes points in
+their order, one after the other; here they have hashed priorities, so that roots are found in few rounds, and a cycle
+takes as many steps or one more or less.
 
 Compiling for each level's exact sizes would take seconds, so arrays are padded to a few sizes (`Rooms`), which levels
 and similar matrices share. Their programs are compiled side by side while the first ones run. Only matrices for which
@@ -11,7 +11,7 @@ the host takes about as long come here, and later set-ups take a fraction of the
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ from jaxsparse_fmt.algebra.on_device import on_accelerator
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.formats import BSR
 from solvers.precond import _device_programs as programs
+from solvers.precond._cycles import Level
 from solvers.precond._hierarchy import DENSEST, ROUNDING, STRICTER, WEAKER, Aggregation, Start, largest_value
 from solvers.precond._rows import Rows, of_one_shard
 
@@ -66,6 +67,24 @@ class Matrix(NamedTuple):
     entries: int
 
 
+class Prolongation(NamedTuple):
+    """P of a level, padded.
+
+    Attributes:
+      below: [n] the near-null vector of the next level, in the first `count`.
+      count, entries: P's columns and entries without padding.
+      products: of two entries, in A·P.
+      theta: by which P was found.
+    """
+
+    P: Any
+    below: Array
+    count: int
+    entries: int
+    products: int
+    theta: float
+
+
 class Made(NamedTuple):
     """A level. `arrays()` waits for A, R, P and the inverse diagonal [n], without padding."""
 
@@ -76,10 +95,14 @@ class Made(NamedTuple):
 
 def serves(A: Any, B: Any) -> bool:
     """Whether the type and sizes of A and B allow a set-up here."""
-    if not isinstance(A, SparseMatrix) or not jnp.issubdtype(A.dtype, jnp.floating):
-        return False
     vector = B is None or (np.shape(B) in {A.shape[:1], (A.shape[0], 1)} and not np.iscomplexobj(B))
-    return is_sized(A) and vector and not isinstance(A, BSR) and on_accelerator(A.values)
+    return renews(A) and vector and not isinstance(A, BSR)
+
+
+def renews(A: Any) -> bool:
+    """Whether the type and size of A allow that its coarse matrices are made here, by P that is there."""
+    is_real = isinstance(A, SparseMatrix) and jnp.issubdtype(A.dtype, jnp.floating)
+    return is_real and is_sized(A) and on_accelerator(A.values)
 
 
 def is_sized(A: Any) -> bool:
@@ -87,17 +110,23 @@ def is_sized(A: Any) -> bool:
 
 
 def large_levels(
-    A: Any, B: Any, theta: float, most: int, keep: Callable[[Made, int], Any]
+    A: Any, B: Any, theta: float, most: int, keep: Callable[[Made, int], Any], given: Iterable[Level] | None = None
 ) -> tuple[Rows, Aggregation, Start] | None:
     """Sets up the levels of more than `FEW` entries and `most` rows, of which `keep` makes those of the `Start`.
+
+    Args:
+      given: levels whose P stay, with R = Pᵀ, and theta is 0; None: P are made of aggregates.
 
     Returns:
       The matrix below them, on the host, with how to go on; None if there is no such level, or the host has to set A
       up.
     """
     rooms, levels = rooms_of(A.shape[0], A.nnz), []
-    matrix = _finest(A, B, theta, rooms)
-    while matrix is not None and matrix.entries > FEW and matrix.rows > most and (step := _coarsened(matrix, rooms)):
+    matrix = _finest(A, B, theta, rooms, given is not None)
+    find = _of_aggregates if given is None else functools.partial(_of_level, iter(given))
+    while matrix is not None and matrix.entries > FEW and matrix.rows > most:
+        if (step := _coarsened(matrix, rooms, find)) is None:
+            break
         matrix, made, rooms = step
         levels.append(made)
     if matrix is None or not levels:
@@ -109,8 +138,8 @@ def large_levels(
     return rows, Aggregation({0: near}, matrix.theta, most), start
 
 
-def _finest(A: Any, B: Any, theta: float, rooms: Rooms) -> Matrix | None:
-    """None if the host has to look: it refuses A in words, or finds blocks."""
+def _finest(A: Any, B: Any, theta: float, rooms: Rooms, is_given: bool) -> Matrix | None:
+    """None if the host has to look: it refuses A in words, or finds blocks, which do not matter to P that are given."""
     near = None if B is None else jnp.asarray(B, np.float64).reshape(-1)
     padding = _in_thread(programs.padded.lower(rooms.rows, rooms.entries, A, near).compile)
     ahead = _compiled(rooms, place := _place(A))
@@ -120,28 +149,27 @@ def _finest(A: Any, B: Any, theta: float, rooms: Rooms) -> Matrix | None:
     wait(ahead[:1])
     known = programs.measured(padded, near, zeros, A.shape[0])
     usual, *divides = np.asarray(known.scalars)[4:8]
-    if not usual or any(programs.is_blocks(padded, b) for b in programs.BLOCKS[np.array(divides) > 0]):
+    blocks = () if is_given else programs.BLOCKS[np.array(divides) > 0]
+    if not usual or any(programs.is_blocks(padded, b) for b in blocks):
         return None
     wait(ahead)
     return Matrix(padded, near, known, theta, True, A.shape[0], A.nnz)
 
 
-def _coarsened(fine: Matrix, rooms: Rooms) -> tuple[Matrix, Made, Rooms] | None:
-    """The matrix of the next level, this level, and rooms for the next; None if no coarser level can be made here."""
-    (A, near, known, theta, definite, rows, entries), weaker = fine, True
+def _coarsened(fine: Matrix, rooms: Rooms, find: Callable[..., Any]) -> tuple[Matrix, Made, Rooms] | None:
+    """The matrix of the next level, this level, and rooms for the next; None if no coarser level can be made here.
+
+    Args:
+      find: gives the prolongation of `fine`, or None, as `_of_aggregates`.
+    """
+    (A, _, known, theta, definite, rows, entries), weaker = fine, True
     upper, lowest, negative, *largest = _bounds(np.asarray(known.scalars))
     while True:
-        agg, scalars = programs.aggregated(A, known, theta)
-        count, left = map(int, np.asarray(scalars))
-        if weaker and 2 * left > rows:
-            theta *= WEAKER
-            continue
-        if not 0 < count < rows:
+        found = find(fine, rooms, theta, weaker, upper)
+        if found is None:
             return None
-        found = programs.prolonged(rooms.rows, A, near, known, agg, count, theta, upper)
-        inside, products = map(int, np.asarray(found.scalars))
-        P = programs.compressed(rooms.rows, A.shape, _room(rooms.entries, inside), *found.terms)
-        R, below, unit = programs.transposed(P, found.below, known.unit)
+        P, below, count, inside, products, theta = found
+        R, below, unit = programs.transposed(P, below, known.unit)
         try:
             AP, _, products = _product(A, P, products, P, rooms)
             coarse, n_coarse, _ = _product(R, AP, products, R, rooms)
@@ -163,6 +191,30 @@ def _coarsened(fine: Matrix, rooms: Rooms) -> tuple[Matrix, Made, Rooms] | None:
         wait(_compiled(rooms, _place(A)))
     known = programs.measured(coarse, below, unit, count)
     return Matrix(coarse, below, known, WEAKER * theta, definite, count, n_coarse), made, rooms
+
+
+def _of_aggregates(fine: Matrix, rooms: Rooms, theta: float, weaker: bool, upper: float) -> Prolongation | None:
+    """The prolongation of aggregates, whose theta may be quartered if `weaker`; None: there are none."""
+    A, near, known = fine[:3]
+    agg, scalars = programs.aggregated(A, known, theta)
+    count, left = map(int, np.asarray(scalars))
+    if weaker and 2 * left > fine.rows:
+        return _of_aggregates(fine, rooms, WEAKER * theta, weaker, upper)
+    if not 0 < count < fine.rows:
+        return None
+    found = programs.prolonged(rooms.rows, A, near, known, agg, count, theta, upper)
+    entries, products = map(int, np.asarray(found.scalars))
+    P = programs.compressed(rooms.rows, A.shape, _room(rooms.entries, entries), *found.terms)
+    return Prolongation(P, found.below, count, entries, products, theta)
+
+
+def _of_level(levels: Iterator[Level], fine: Matrix, rooms: Rooms, *_: Any) -> Prolongation | None:
+    """That of the next of these levels; its near-null vector is not used."""
+    level = next(levels, None)
+    if level is None or level.P.shape[1] >= fine.rows:
+        return None
+    P, products = programs.kept(rooms.rows, _room(rooms.entries, level.P.nnz), level.P, fine.A)
+    return Prolongation(P, fine.near, level.P.shape[1], level.P.nnz, int(products), 0.0)
 
 
 def _bounds(scalars: np.ndarray) -> tuple[float, ...]:

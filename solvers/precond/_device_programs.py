@@ -117,6 +117,13 @@ def padded(n: int, nnz: int, A: Any, near: Array | None) -> tuple[Any, Array, Ar
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
+def kept(n: int, nnz: int, P: Any, A: Any) -> tuple[Any, Array]:
+    """P padded to n rows, n columns and nnz entries, and the number of products of two entries in A @ P."""
+    P, *_ = padded(n, nnz, P, None)
+    return P, on_device.n_products(A.csr_arrays(), P.csr_arrays())
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def cut(shape: tuple[int, int], nnz: int, S: Any, *vectors: Array) -> list[Any]:
     """Without padding."""
     data, col, ptr = S.csr_arrays()

@@ -1,7 +1,7 @@
 """Multigrid of levels that are there: the user's, or those of a hierarchy whose matrix has other values."""
 
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 import scipy
@@ -42,49 +42,34 @@ class Given:
         return {0: aggregation.points(R, 1)}, P.halo, P, below
 
 
-class Transfer(NamedTuple):
-    """P and Rᴴ of a level, by shards in CSR; their columns are numbered through all shards.
-
-    Attributes:
-      below: the cut of the columns.
-    """
-
-    P: Parts
-    back: Parts  # P itself if R = Pᴴ
-    below: Cut
-
-
-def of_one(level: Any, is_adjoint: bool) -> Transfer:
-    """R and P of a level of one device."""
-    P = {0: level.P.to_scipy().astype(np.promote_types(level.P.dtype, np.float64))}
-    back = P if is_adjoint else {0: level.R.to_scipy().astype(P[0].dtype).conj().T.tocsr()}
-    return Transfer(P, back, Cut(np.array([0, level.P.shape[1]])))
+def of_one(level: Any) -> tuple[Parts, Halo, Rows]:
+    """R, with the halo of its rows, and P of a level of one device."""
+    kind = np.promote_types(level.P.dtype, np.float64)
+    R, P = (aggregation.points(S._read_only().astype(kind, copy=False), 1) for S in (level.R, level.P))
+    P = Rows.of({0: P}, Cut(np.array([0, level.P.shape[1]])))
+    return {0: R}, P.halo, P
 
 
 class Kept:
-    """The levels of a hierarchy that was made of other values: their coarse matrices become R·A·P of these."""
+    """The levels of a hierarchy that was made of other values: their coarse matrices become R·A·P of these.
 
-    is_adjoint = True
+    Args:
+      levels: functions that read R, with the halo of its rows, and P.
+      is_adjoint: whether R = Pᴴ on all.
+    """
 
-    def __init__(self, levels: list[Transfer]):
-        self.levels, self.B = levels, {k: np.zeros((0, 1)) for level in levels[:1] for k in level.P}
+    def __init__(self, levels: list[Callable[[], tuple[Parts, Halo, Rows]]], is_adjoint: bool):
+        self.levels, self.is_adjoint = levels, is_adjoint
 
     def ends(self, A: Rows) -> bool:
         return not self.levels
 
     def __call__(self, A: Rows, scale: Parts, hermitian: bool) -> tuple[Parts, Halo, Rows, Rows]:
-        step = self.levels.pop(0)
-
-        def in_points(of: Parts) -> Rows:
-            return Rows.of({k: aggregation.points(S, 1) for k, S in of.items()}, step.below)
-
-        P = back = in_points(step.P)
-        if step.back is not step.P:
-            self.is_adjoint, back = False, in_points(step.back)
-        R = back.each(aggregation.adjoint)
-        product = galerkin(R, back.halo, A, P, np.inf)
+        R, halo, P = self.levels.pop(0)()
+        product = galerkin(R, halo, A, P, np.inf)
         assert product is not None  # no bound was given
-        return R, back.halo, P, product
+        self.B = {k: np.zeros((0, 1)) for k in R}  # no level below needs a near-null space
+        return R, halo, P, product
 
 
 def _sorted(A: Matrix) -> Matrix:

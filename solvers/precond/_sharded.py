@@ -9,6 +9,7 @@ on its host those of its own devices.
 """
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -38,9 +39,9 @@ from solvers.precond import _checks as checks
 from solvers.precond import _device_hierarchy, _device_shards
 from solvers.precond._cycles import Level, recurrence
 from solvers.precond._device_shards import Made
-from solvers.precond._given import Transfer, of_one
+from solvers.precond._given import of_one
 from solvers.precond._hierarchy import Step
-from solvers.precond._rows import Cut, Parts, Rows, csr, in_all_columns, recut, renumbered, turned
+from solvers.precond._rows import Cut, Halo, Parts, Rows, csr, in_all_columns, recut, renumbered, turned
 
 # Rows up to which every device has a level whole, which in pieces would make six exchanges a cycle.
 WHOLE = 50_000
@@ -196,17 +197,28 @@ def checked_rows(A: Any) -> tuple[Parts, Cut]:
     return held, cut
 
 
-def transfers(M: Any, over: Any) -> tuple[list[Transfer], int]:
-    """R and P of a `Multigrid` over these devices; and up to how many rows its levels are whole."""
+def renewed(A: Any, M: Any, format_of: Any) -> tuple[Rows, list[Callable[[], tuple[Parts, Halo, Rows]]], "Spread"]:
+    """The rows of A, what reads R and P of each level of M as `of_one`, and what puts the levels in shards."""
+    held, cut = checked_rows(A)
+    over, spread = cut.over, Spread(A, M.dtype, format_of)
+
+    def in_points(S: Parts, columns: Cut) -> Rows:
+        return Rows.of(cut.each(functools.partial(aggregation.points, b=1), S), columns)
+
+    def read(level: Level, columns: Cut) -> tuple[Parts, Halo, Rows]:
+        P = back = in_points(_in_rows(level.P, columns), columns)
+        if not M.symmetric:
+            back = in_points(_in_rows(level.R, columns, True), columns)
+        return back.each(aggregation.adjoint), back.halo, P
+
     above, below = M.levels[: len(M.levels) - M.whole], M.levels[len(M.levels) - M.whole :]
-    kept, whole = [], below[0].A.shape[0] if below else M.coarse_inverse.shape[0]
+    spread.whole, levels = below[0].A.shape[0] if below else M.coarse_inverse.shape[0], []
     for level, after in itertools.zip_longest(above, above[1:]):
         # Rows of a level that is whole are added up by any shard.
-        starts = np.arange(len(over.counts) + 1) * whole // len(over.counts)
-        cut = Cut(starts if after is None else after.A.range.over.starts, over)
-        P = _in_rows(level.P, cut)
-        kept.append(Transfer(P, P if M.symmetric else _in_rows(level.R, cut, True), cut))
-    return kept + [of_one(level, M.symmetric) for level in below], whole
+        starts = np.arange(len(over.counts) + 1) * spread.whole // len(over.counts)
+        columns = Cut(starts if after is None else after.A.range.over.starts, over)
+        levels.append(functools.partial(read, level, columns))
+    return in_points(held, cut), levels + [functools.partial(of_one, level) for level in below], spread
 
 
 def _in_rows(S: Any, columns: Cut, down: bool = False) -> Parts:

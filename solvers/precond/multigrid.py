@@ -31,11 +31,10 @@ from jaxsparse_fmt._dtypes import floating_dtype, requested_dtype
 from jaxsparse_fmt._progress import staged
 from jaxsparse_fmt._pytrees import exportable, pytree
 from jaxsparse_fmt._text import readable_bytes
-from jaxsparse_fmt._tracing import concrete, standard_promotion
+from jaxsparse_fmt._tracing import standard_promotion
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis, Operator
 from jaxsparse_fmt.core.transposed import Transposed
-from jaxsparse_fmt.kernels.cpu import aggregation
 from solvers.core import arguments
 from solvers.core.operators import operand
 from solvers.core.space import HERE, norm
@@ -113,8 +112,8 @@ class Multigrid(Operator):
     def refreshed(self, A: Any) -> "Multigrid":
         """Multigrid of a matrix with other values, by the same R and P: no points are aggregated anew.
 
-        Hosts make the coarse matrices R·A·P, smoothers and the coarsest inverse; those of a sharded matrix each by its
-        own rows. While A changes by a small factor, a solve takes about as many steps as with a new set-up.
+        The coarse matrices R·A·P, smoothers and the coarsest inverse are made anew; those of a sharded matrix by hosts,
+        each by its own rows. While A changes by a small factor, a solve takes about as many steps as with a new set-up.
 
         Args:
           A: [n, n] as for `multigrid`; a sharded one is cut as that of M.
@@ -265,13 +264,10 @@ def multigrid(
             return _examined(*_built(A, rows, coarsening, *settings, start, spread))
         if not arguments.is_addressable(A):
             raise ValueError(f"A has {A.shape[0]} rows on several processes; pass max_coarse= below that number")
-    if _device_hierarchy.serves(A, B):
-        keep = functools.partial(_stored.made_on_device, A, degree, _dtype(A, dtype))
-        with concrete(), jax.enable_x64(True):  # in float64, as on the host
-            large = _device_hierarchy.large_levels(A, B, theta, coarsest(A), keep)
-        if large is not None:
-            rows, coarsening, start = large
-            return _examined(*_built(A, rows, coarsening, *settings, start))
+    large = _device_hierarchy.serves(A, B) and _stored.large_levels(A, B, theta, coarsest(A), degree, _dtype(A, dtype))
+    if large:
+        rows, coarsening, start = large
+        return _examined(*_built(A, rows, coarsening, *settings, start))
     S = checks.host(A)
     b = checks.block_size(A, S)
     near = np.tile(np.eye(b, dtype=S.dtype), (S.shape[0] // b, 1))
@@ -316,16 +312,19 @@ def _refreshed(A: Any, M: Multigrid) -> Multigrid:
         raise ValueError("a transposed M cannot be refreshed; refresh M and transpose the result, M.refreshed(A).T")
     degree = len(M.levels[0].recurrence) if M.levels else DEGREE
     if M.order.is_identity:
-        levels = [_given.of_one(level, M.symmetric) for level in M.levels]
-        return _examined(*_built(A, of_one_shard(checks.host(A)), _given.Kept(levels), M.cycle, degree, M.dtype))
+        large, levels = None, _stored.beside(A, M.levels)
+        if levels and M.symmetric and _device_hierarchy.renews(A):
+            large = _stored.large_levels(A, None, 0.0, 0, degree, M.dtype, levels)
+        rows, _, start = large or (of_one_shard(checks.host(A)), None, None)
+        below = levels[len(start.levels) if start else 0 :]
+        coarsening = _given.Kept([functools.partial(_given.of_one, level) for level in below], M.symmetric)
+        return _examined(*_built(A, rows, coarsening, M.cycle, degree, M.dtype, start, None, levels))
     if not checks.is_sharded(A) or not A.domain.same(M.order):
         raise ValueError("M.refreshed(A) takes a matrix that is sharded as the one that M was made of")
     from solvers.precond import _sharded
 
-    spread, (held, cut) = _sharded.Spread(A, M.dtype, _stored.format_of), _sharded.checked_rows(A)
-    levels, spread.whole = _sharded.transfers(M, cut.over)
-    rows = Rows.of(cut.each(functools.partial(aggregation.points, b=1), held), cut)
-    return _examined(*_built(A, rows, _given.Kept(levels), M.cycle, degree, M.dtype, None, spread))
+    rows, levels, spread = _sharded.renewed(A, M, _stored.format_of)
+    return _examined(*_built(A, rows, _given.Kept(levels, M.symmetric), M.cycle, degree, M.dtype, None, spread))
 
 
 def _checked(cycle: str, degree: Any) -> int:
@@ -347,9 +346,10 @@ def _built(
     dtype: Any,
     start: _hierarchy.Start | None = None,
     spread: Any = None,
+    kept: Any = None,
 ) -> tuple[Multigrid, bool]:
     """The preconditioner of A, whose rows, or those of its coarse matrix after the levels of `start`, are on hosts; and
-    whether it looked definite. `spread` puts the levels in shards on their devices.
+    whether it looked definite. `spread` puts the levels in shards on their devices; R and P of `kept` levels stay.
     """
     stored = _dtype(A, dtype)
 
@@ -360,7 +360,7 @@ def _built(
         if step.A.halo.cut.over is not None:
             return spread(step, k)
         one = Level(step.A.S[0], step.R[0], step.P.S[0], step.inverse_diagonal[0], step.recurrence)
-        return _stored.on_device(one, A, stored, k)
+        return _stored.on_device(one, A, stored, k, kept)
 
     built = _hierarchy.build(rows, coarsening, degree, keep, start, 0 if spread is None else spread.whole)
     checks.fits(_hierarchy.largest(built.coarse_inverse), stored, "the inverse of the coarsest level")

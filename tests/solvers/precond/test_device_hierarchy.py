@@ -7,6 +7,7 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
+from solvers.precond import _checks as checks
 from solvers.precond import _cycles, _device_hierarchy, _device_programs, _device_shards, _hierarchy, _sharded
 from solvers.precond.multigrid import multigrid
 from tests.marks import few
@@ -86,6 +87,64 @@ def test_levels_serve_as_well_as_the_hosts(name, request, monkeypatch):
     jax.tree.map(np.testing.assert_array_equal, M, again)
 
 
+def scaled(S: sp.csr_array) -> sp.csr_array:
+    """Other values, as symmetric and definite as those of S."""
+    d = sp.diags_array(1 + 0.5 * np.random.default_rng(1).random(S.shape[0]))
+    return sp.csr_array(d @ S @ d)
+
+
+OTHERS = {
+    "poisson": (lambda: jsf.gallery.poisson(12), {}),
+    "jumps": (jumps, {}),
+    "elasticity": (lambda: jsf.gallery.elasticity(6), {"format": "bsr", "block_shape": (3, 3)}),
+    "float32": (lambda: jsf.gallery.poisson(12), {"format": "ell", "dtype": "float32"}),
+    "smaller rooms": (lambda: jsf.gallery.poisson(12), {}),
+}
+
+
+@pytest.mark.parametrize("name", few(OTHERS, 2))
+def test_other_values_on_the_same_levels_are_those_of_the_host(name, request, monkeypatch):
+    """Three times, one after the other; the last matrix has twice as long rows, of which no level has room."""
+    if name == "smaller rooms":
+        for size, value in (("LARGE", 2**14), ("LEAST", 5)):
+            monkeypatch.setattr(_device_hierarchy, size, value)
+    make, kind = OTHERS[name]
+    S = sp.csr_array(make())
+    matrices = [jsf.from_scipy(T, **{"format": "csr"} | kind) for T in (S, scaled(S), sp.csr_array(S @ S))]
+    M = multigrid(matrices[0], max_coarse=30)
+    wanted = [M.refreshed(A) for A in matrices]
+    request.getfixturevalue("there")
+    monkeypatch.setattr(_device_hierarchy, "FEW", 300)
+    monkeypatch.setattr(checks, "host", None)  # the host has no finest level
+    for A, want in zip(matrices, wanted, strict=True):
+        M = M.refreshed(A)
+        assert M.levels[0].A is A and M.symmetric and len(M.levels) == len(want.levels) >= 2
+        for level, other in zip(M.levels, want.levels, strict=True):
+            assert level.R is other.R and level.P is other.P
+            for a, b in ((level.A.todense(), other.A.todense()), (level.inverse_diagonal, other.inverse_diagonal)):
+                np.testing.assert_allclose(a, b, rtol=0, atol=8 * jnp.finfo(A.dtype).eps * np.abs(b).max())
+            np.testing.assert_allclose(level.recurrence, other.recurrence, rtol=0.1)  # other noise starts Lanczos
+        inverse = np.asarray(want.coarse_inverse)
+        np.testing.assert_allclose(M.coarse_inverse, inverse, rtol=0, atol=1e-6 * np.abs(inverse).max())
+
+
+def test_the_same_values_give_the_same_levels_by_the_programs_of_the_set_up(there, compiled):
+    """And one for each level, which pads P."""
+    A = jsf.from_scipy(jsf.gallery.poisson(12), "csr")
+    B, M = A.with_data(2 * A.data), multigrid(A, max_coarse=30)
+    before = compiled()
+    refreshed = M.refreshed(A)
+    assert compiled() - before == len(M.levels) == 2
+    jax.tree.map(np.testing.assert_array_equal, refreshed, M)
+    before = compiled()
+    refreshed.refreshed(B)
+    assert compiled() == before
+    b = random_vector(12**3)
+    here, far = (jax.device_put(A, device) for device in jax.devices("cpu")[:2])
+    for applied in (jax.jit(lambda b: M.refreshed(A) @ b), multigrid(here, max_coarse=30).refreshed(far).__matmul__):
+        np.testing.assert_allclose(applied(b), M @ b, rtol=1e-12, atol=1e-12)
+
+
 def test_what_a_function_closes_over_is_set_up_inside_jit(there):
     A, b = jsf.from_scipy(jsf.gallery.poisson(12), "csr"), jnp.asarray(random_vector(12**3))
     made = jax.jit(lambda b: multigrid(A, max_coarse=30) @ b)(b)
@@ -122,6 +181,8 @@ def test_the_host_refuses_what_the_accelerator_found(change, message, there):
     A = jsf.from_scipy(jsf.gallery.poisson(8), "csr")
     with pytest.raises(ValueError, match=message):
         multigrid(A.with_data(change(A.data)), max_coarse=50)
+    with pytest.raises(ValueError, match=message):
+        multigrid(A, max_coarse=50).refreshed(A.with_data(change(A.data)))
 
 
 @pytest.mark.parametrize("name", ["flow", "blocks"])
