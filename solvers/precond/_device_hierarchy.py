@@ -95,18 +95,18 @@ class Made(NamedTuple):
 
 def serves(A: Any, B: Any) -> bool:
     """Whether the type and sizes of A and B allow a set-up here."""
-    vector = B is None or (np.shape(B) in {A.shape[:1], (A.shape[0], 1)} and not np.iscomplexobj(B))
-    return renews(A) and vector and not isinstance(A, BSR)
+    return renews(A) and is_vector(B, A.shape[0]) and not isinstance(A, BSR)
 
 
 def renews(A: Any) -> bool:
     """Whether the type and size of A allow that its coarse matrices are made here, by P that is there."""
     is_real = isinstance(A, SparseMatrix) and jnp.issubdtype(A.dtype, jnp.floating)
-    return is_real and is_sized(A) and on_accelerator(A.values)
+    return is_real and A.shape[0] == A.shape[1] and MANY < A.nnz <= MOST and on_accelerator(A.values)
 
 
-def is_sized(A: Any) -> bool:
-    return A.shape[0] == A.shape[1] and MANY < A.nnz <= MOST
+def is_vector(B: Any, n: int) -> bool:
+    """Whether the near-null space is one real vector."""
+    return B is None or (np.shape(B) in {(n,), (n, 1)} and not np.iscomplexobj(B))
 
 
 def large_levels(

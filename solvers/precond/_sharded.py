@@ -42,6 +42,7 @@ from solvers.precond._device_shards import Made
 from solvers.precond._given import of_one
 from solvers.precond._hierarchy import Step
 from solvers.precond._rows import Cut, Halo, Parts, Rows, csr, in_all_columns, recut, renumbered, turned
+from solvers.precond._stored import check_fits, format_of
 
 # Rows up to which every device has a level whole, which in pieces would make six exchanges a cycle.
 WHOLE = 50_000
@@ -132,14 +133,13 @@ class Crossing(Operator):
 def large_levels(A: Any, B: Any, theta: float, most: int, spread: Any, degree: int) -> Any:
     """The large levels where A's devices are accelerators, as `_device_shards`; None: hosts make all of them."""
     block = getattr(A.shards.blocks[0], "block_shape", None)
-    vector = B is None or (np.shape(B) in {A.shape[:1], (A.shape[0], 1)} and not np.iscomplexobj(B))
     is_large = _device_hierarchy.MANY * A.parts < A.nnz and max(A.data_basis.over.counts) <= _device_hierarchy.MOST
-    if not (is_large and vector and block is None and jnp.issubdtype(A.dtype, jnp.floating) and not on_cpu(A)):
+    is_scalar = block is None and _device_hierarchy.is_vector(B, A.shape[0])
+    if not (is_large and is_scalar and jnp.issubdtype(A.dtype, jnp.floating) and not on_cpu(A)):
         return None
 
     def keep(made: Made, k: int) -> Level:
-        for size, what in zip(made.largest, ("level", "the inverse diagonal of level"), strict=True):
-            checks.fits(size, spread.dtype, f"{what} {k}")
+        check_fits(made.largest, spread.dtype, k)
         return spread.of_devices(made, k, degree)
 
     with concrete(), jax.enable_x64(True):  # in float64, as on the host
@@ -197,10 +197,10 @@ def checked_rows(A: Any) -> tuple[Parts, Cut]:
     return held, cut
 
 
-def renewed(A: Any, M: Any, format_of: Any) -> tuple[Rows, list[Callable[[], tuple[Parts, Halo, Rows]]], "Spread"]:
+def renewed(A: Any, M: Any) -> tuple[Rows, list[Callable[[], tuple[Parts, Halo, Rows]]], "Spread"]:
     """The rows of A, what reads R and P of each level of M as `of_one`, and what puts the levels in shards."""
     held, cut = checked_rows(A)
-    over, spread = cut.over, Spread(A, M.dtype, format_of)
+    over, spread = cut.over, Spread(A, M.dtype)
 
     def in_points(S: Parts, columns: Cut) -> Rows:
         return Rows.of(cut.each(functools.partial(aggregation.points, b=1), S), columns)
@@ -273,16 +273,12 @@ def _in_points(S: Any, b: int, ends: tuple[int, int], width: int) -> Any:
 
 
 class Spread:
-    """Puts the levels of a hierarchy of A on A's devices, from the finest down; those in shards, and the whole ones."""
+    """Puts the levels of a hierarchy of a ShardedMatrix on its devices, with entries of this dtype, from the finest
+    down; those in shards, and the whole ones.
+    """
 
-    def __init__(self, A: Any, dtype: Any, format_of: Callable[[Any], str]):
-        """
-        Args:
-          A: ShardedMatrix.
-          dtype: of the entries.
-          format_of: gives the format of a matrix of SciPy.
-        """
-        self.A, self.dtype, self.format_of, self.whole = A, dtype, format_of, WHOLE
+    def __init__(self, A: Any, dtype: Any):
+        self.A, self.dtype, self.whole = A, dtype, WHOLE
 
     def __call__(self, step: Step, k: int) -> Level:
         """Level k, in pieces."""
@@ -356,7 +352,7 @@ class Spread:
 
     def _request(self, parts: Parts) -> Request:
         cut = Cut(self.A.range.over.starts, self.A.range.over)
-        formats = cut.of_all(cut.each(self.format_of, parts))
+        formats = cut.of_all(cut.each(format_of, parts))
         return _request(self.A, self.dtype, "auto" if "auto" in formats else formats[0])
 
 

@@ -254,7 +254,7 @@ def multigrid(
         if A.shape[0] > most:
             from solvers.precond import _sharded  # a tenth of a second for one device
 
-            spread, start = _sharded.Spread(A, _dtype(A, dtype), _stored.format_of), None
+            spread, start = _sharded.Spread(A, _dtype(A, dtype)), None
             large = _sharded.large_levels(A, B, theta, coarsest(A), spread, degree)
             if large is not None:
                 rows, coarsening, start = large
@@ -323,7 +323,7 @@ def _refreshed(A: Any, M: Multigrid) -> Multigrid:
         raise ValueError("M.refreshed(A) takes a matrix that is sharded as the one that M was made of")
     from solvers.precond import _sharded
 
-    rows, levels, spread = _sharded.renewed(A, M, _stored.format_of)
+    rows, levels, spread = _sharded.renewed(A, M)
     return _examined(*_built(A, rows, _given.Kept(levels, M.symmetric), M.cycle, degree, M.dtype, None, spread))
 
 
