@@ -25,8 +25,8 @@ from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.kernels.cpu import ffi
 from jaxsparse_fmt.kernels.layout.address import row_pointers, when_run
 from solvers.core import arguments
-from solvers.host import hosted
 from solvers.host_calls import HostFactors
+from solvers.hosted import hosted
 from solvers.solution import SolverError, Status
 
 LIBRARIES = {"cholmod": ("sparsax", "direct"), "klu": ("sparsax", "direct"), "cudss": ("spineax", "cudss")}

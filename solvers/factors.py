@@ -25,8 +25,8 @@ from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.core.triangular import Triangle
 from solvers import backends, superlu
 from solvers.core.operators import operand, rows_scaled
-from solvers.host import hosted
 from solvers.host_calls import HostFactors
+from solvers.hosted import hosted
 from solvers.patterns import known
 from solvers.precond import _checks as checks
 from solvers.solution import SolverError, Status

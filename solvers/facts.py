@@ -20,7 +20,8 @@ from solvers.batched import STEPS
 from solvers.core import arguments
 from solvers.core.operators import is_function, promoted
 from solvers.core.settings import Adjoint, Settings
-from solvers.host import FREE, Host, hosted
+from solvers.host import FREE, Host
+from solvers.hosted import hosted
 from solvers.patterns import pattern_of
 from solvers.precond._checks import Refreshed, is_sharded
 from solvers.superlu import OnHost

@@ -8,9 +8,6 @@ import jax
 import numpy as np
 import scipy
 
-from jaxsparse_fmt._tracing import concrete
-from jaxsparse_fmt.core.entry_index import index_arrays
-from jaxsparse_fmt.core.kept import Kept
 from jaxsparse_fmt.kernels.cpu import elimination
 from jaxsparse_fmt.kernels.cpu.over_rows import over_rows
 from solvers import block_form
@@ -27,7 +24,6 @@ ASYMMETRY, WEAK = 0.5, 0.01  # parts of the entries without a partner, and of th
 ASYMMETRY_OF_ILU = 0.1
 FEW = 14  # neighbours of an unknown that a rough order takes at once
 WIDE, SLOW = 0.1, 5e9  # where an envelope is wider than this part of n, MMD may take as long as the factorization
-_hosts, _patterns = Kept(1, "copies on the host"), Kept(4, "facts of patterns")
 
 
 class of_pattern(functools.cached_property):
@@ -45,20 +41,27 @@ class of_pattern(functools.cached_property):
 class Host:
     """A square matrix on the host, and facts of it, each computed when it is asked for.
 
-    Attributes:
-      S: [n, n] in SciPy's canonical CSC, in 64 bits.
-      eps: the rounding unit of A's dtype.
-      shared: what is known of its pattern; None: nothing.
+    Args:
+      given: SciPy's, canonical; or ours in arrays of NumPy.
+      known: the `shared` of a matrix with this pattern, mostly; None: there is none.
     """
 
-    def __init__(self, S: Any, shared: dict[str, Any] | None = None):
-        self.eps = np.finfo(S.dtype).eps
-        self.S = S.tocsc().astype(np.complex128 if S.dtype.kind == "c" else np.float64, copy=False)
-        self.n, self.shared = S.shape[0], {} if shared is None else shared
+    def __init__(self, given: Any, known: dict[str, Any] | None = None):
+        self.n, self.eps = given.shape[0], np.finfo(given.dtype).eps
+        self._given, self._known = given, {} if known is None else known
+
+    @functools.cached_property
+    def S(self) -> Any:
+        """[n, n] in SciPy's canonical CSC, in 64 bits."""
+        S = self._given if scipy.sparse.issparse(self._given) else self._given.to_scipy()
+        return S.tocsc().astype(np.complex128 if S.dtype.kind == "c" else np.float64, copy=False)
+
+    @functools.cached_property
+    def shared(self) -> dict[str, Any]:
+        """What is found out about its pattern."""
         places = self.S.indptr, self.S.indices
-        if not all(map(np.array_equal, places, self.shared.setdefault("places", places))):
-            self.shared = {}  # some format has left out a zero
-        self._rows = S if S.format == "csr" else None  # until `symmetric` has compared them
+        same = all(map(np.array_equal, places, self._known.setdefault("places", places)))
+        return self._known if same else {}  # some format has left out a zero
 
     @property
     def nbytes(self) -> int:
@@ -76,10 +79,13 @@ class Host:
     def symmetric(self) -> bool:
         """Whether A is symmetric (Hermitian) up to rounding."""
         S = self.S
-        rows, self._rows = self._rows, None
-        T, sizes = (S.tocsr() if rows is None else rows).T, np.abs(S.data)  # of rows without a conversion
+        T, self._given = self._given.tocsr().T, S  # of rows without a conversion, which are of no more use
+        is_paired = np.array_equal(S.indptr, T.indptr) and np.array_equal(S.indices, T.indices)
+        if is_paired and self.finite and np.array_equal(S.data, T.data.conj()):
+            return True  # found in a tenth of the time of what follows
+        sizes = np.abs(S.data)
         rounding = 10 * self.eps * np.max(sizes, initial=0)
-        if np.array_equal(S.indptr, T.indptr) and np.array_equal(S.indices, T.indices):
+        if is_paired:
             return bool(np.max(np.abs(S.data - T.data.conj()), initial=0) <= rounding)
         # An entry has no partner; only one that rounding leaves may lack it.
         return bool(np.min(sizes) <= rounding and abs(S - T.conj()).max() <= rounding)
@@ -124,20 +130,25 @@ class Host:
         """‖A‖∞."""
         return float(np.max(np.bincount(self.S.indices, np.abs(self.S.data), self.n), initial=0))
 
+    @property
+    def cancels(self) -> bool:
+        """Whether the entries of each row add up to 0, up to rounding."""
+        S = self.S
+        sizes = np.bincount(S.indices, np.abs(S.data), self.n)
+        return bool(np.all(np.abs(S @ np.ones(self.n)) <= 10 * self.eps * sizes))
+
     @functools.cached_property
     def constants(self) -> Any:
         """[n, m], sparse and orthonormal: a vector for each connected part of A, constant there; None unless A takes it
         to 0 up to rounding, as a Laplacian does.
         """
-        S, n = self.S, self.n
-        sizes = np.bincount(S.indices, np.abs(S.data), n)
-        if not np.all(np.abs(S @ np.ones(n)) <= 10 * self.eps * sizes):
+        if not self.cancels:
             return None
         from scipy.sparse import csgraph
 
         _, part = csgraph.connected_components(scipy.sparse.csr_matrix(self.pattern), directed=False)
         values = 1 / np.sqrt(np.bincount(part)[part])
-        return scipy.sparse.csr_array((values, part, np.arange(n + 1)), shape=(n, int(np.max(part)) + 1))
+        return scipy.sparse.csr_array((values, part, np.arange(self.n + 1)), shape=(self.n, int(np.max(part)) + 1))
 
     @of_pattern
     def pattern(self) -> Any:
@@ -387,14 +398,3 @@ def _by_rows(S: Any, order: np.ndarray) -> Any:
     ones = np.ones(rows.nnz, np.int8)
     star = scipy.sparse.csr_array((ones, (np.repeat(first, sizes), rows.indices)), shape=S.shape)
     return scipy.sparse.csr_array(star + star.T)
-
-
-def hosted(A: Any) -> Host:
-    """A matrix whose values are known, on the host; that of the last one is kept as long as the matrix lives."""
-
-    def made() -> Host:
-        with concrete():
-            return Host(A.to_scipy(), _patterns.get(tree, index_arrays(A), dict))
-
-    arrays, tree = jax.tree.flatten(A)
-    return _hosts.get(tree, arrays, made)

@@ -44,6 +44,7 @@ OF_MATRICES = {
     "block_form",
     "batched",
     "host",
+    "hosted",
     "logdet",
     "factors",
     "triangular",

@@ -72,17 +72,24 @@ class DIA(ByRule):
         return Diagonal(self.reads_pattern)
 
     def to_scipy(self) -> Csr:
-        n_rows, n_cols = self.shape
+        n_cols = self.shape[1]
         by_rows = 4 * self.n_stored < self.offsets.shape[0] * n_cols  # what SciPy stores would be mostly empty
         if by_rows or self.dtype.itemsize == 2 or self.n_stored == 0 or is_traced(self):
             return super().to_scipy()
-        values, offsets, start = map(np.asarray, (self.values, self.offsets, self.start))
-        by_column = np.zeros((offsets.size, n_cols), self.dtype)  # as SciPy stores them
-        for offset, out, place in zip(offsets, by_column, start, strict=True):
-            first, end = max(-offset, 0), min(n_rows, n_cols - offset)
-            out[first + offset : end + offset] = values[place + first : place + end]
-        S = scipy.sparse.csr_array(scipy.sparse.dia_array((by_column, offsets), shape=self.shape))
+        found = self.diagonals_on_host()
+        by_column = np.zeros((len(found), n_cols), self.dtype)  # as SciPy stores them
+        for k, out, d in zip(found, by_column, found.values(), strict=True):
+            out[max(k, 0) : max(k, 0) + d.size] = d
+        S = scipy.sparse.csr_array(scipy.sparse.dia_array((by_column, [*found]), shape=self.shape))
         return S if S.nnz == self.nnz else super().to_scipy()  # SciPy leaves zeros out
+
+    def diagonals_on_host(self) -> dict[int, np.ndarray]:
+        """The numbers on each diagonal, by its offset, 0 in holes; views of `values`."""
+        values, starts = np.asarray(self.values), np.asarray(self.start).tolist()
+        (n_rows, n_cols), found = self.shape, {}
+        for k, start in zip(np.asarray(self.offsets).tolist(), starts, strict=True):
+            found[k] = values[start + max(-k, 0) : start + min(n_rows, n_cols - k)]
+        return found
 
     def _native_face(self, face: str, a: Array, b: Array) -> Array | None:
         offsets, start, shape = self.offsets, self.start, self.shape
