@@ -21,9 +21,9 @@ from jax.interpreters import ad, batching
 from jaxsparse_fmt._aligned import taken
 from jaxsparse_fmt._arguments import as_floating
 from jaxsparse_fmt._dtypes import index_dtype, scipy_dtype
-from jaxsparse_fmt._tracing import by_size, concrete, is_concrete, is_on_cpu, is_traced
+from jaxsparse_fmt._tracing import by_size, concrete, is_concrete, is_on_cpu
 from jaxsparse_fmt._types import Array, Csr, CsrArrays
-from jaxsparse_fmt.core import mesh_axes, vector_passes
+from jaxsparse_fmt.core import conversions, mesh_axes, vector_passes
 from jaxsparse_fmt.core.basis import Operator
 from jaxsparse_fmt.core.kept import Kept
 from jaxsparse_fmt.kernels import spmv_cpu
@@ -260,7 +260,7 @@ def _csr_by_program(A: Any) -> CsrArrays:
 
 def to_scipy(A: Any) -> Csr:
     """As `SparseMatrix.to_scipy`."""
-    if is_traced(A) or not is_on_cpu(A.values):  # a GPU sorts faster, and sends no padding
+    if not conversions.by_host(A, "SciPy's"):  # by programs a GPU sorts faster, and it sends no padding
         return A.csr_arrays().to_scipy()
     if A.n_stored == 0:
         return scipy.sparse.csr_array(A.shape, dtype=scipy_dtype(A.dtype))

@@ -19,7 +19,7 @@ from jaxsparse_fmt._arguments import MAX_DENSE_BYTES, as_vector, check_choice, c
 from jaxsparse_fmt._text import readable_bytes
 from jaxsparse_fmt._tracing import by_size, concrete, in_trace, is_concrete, is_on_cpu, is_traced, standard_promotion
 from jaxsparse_fmt._types import Array, Csr, CsrArrays, Target
-from jaxsparse_fmt.core import entry_index, form, vector_passes
+from jaxsparse_fmt.core import conversions, entry_index, form, vector_passes
 from jaxsparse_fmt.core.faces import Faces
 from jaxsparse_fmt.core.scipy_names import OnOneDevice
 from jaxsparse_fmt.core.transposed import Transposed
@@ -285,8 +285,9 @@ class SparseMatrix(OnOneDevice, Faces):
     def asformat(self, name: str, *, max_bytes: int | None = None, **layout: Any) -> SparseMatrix:
         """The same matrix in another format, through CSR.
 
-        On an accelerator the conversion runs there, and so does the choice of "auto" and "tune" if there are many
-        entries; a matrix that these have made is returned as it is. The result lies on the device to which
+        Of a matrix on an accelerator the host makes the first conversions of a size, which compiles nothing there; the
+        device makes later ones, and all of many entries, with the choice of "auto" and "tune". A matrix that these have
+        made is returned as it is. The result lies on the device to which
         `jax.device_put` has committed the matrix. Inside jit, if only the values are traced, the matrix converts as
         outside, and the choice assumes that all values are 1. A matrix that is traced whole converts to "coo", "csr"
         and "csc", whose sizes are known.
@@ -331,11 +332,12 @@ def build(csr: Any, name: str, target: Target, **layout: Any) -> SparseMatrix:
     if name in CHOOSERS:
         return CHOOSERS[name](csr, target)
     if hasattr(csr, "csr_arrays"):
-        on_host = not is_traced(csr) and is_on_cpu(jax.tree.leaves(csr)[0])
-        on_host = on_host and isinstance(getattr(csr, "_stored", None), SparseMatrix)  # a sharded one gathers its own
-        # Arrays that CSR would share stay JAX's, unless a mesh is set, on whose devices new matrices lie.
-        shares = name == "csr" and jax.sharding.get_abstract_mesh().empty
-        csr = csr._read_only() if on_host and not shares else csr.csr_arrays()
+        is_ours = isinstance(getattr(csr, "_stored", None), SparseMatrix)  # a sharded one gathers its own
+        on_host = is_ours and conversions.by_host(csr, name, **layout)
+        if on_host and name == "csr" and jax.sharding.get_abstract_mesh().empty:
+            # Arrays that CSR would share stay JAX's, unless a mesh is set, on whose devices new matrices lie.
+            on_host = not (type(csr) is FORMATS[name] or is_on_cpu(jax.tree.leaves(csr)[0]))
+        csr = csr._read_only() if on_host else csr.csr_arrays()
     with concrete(csr.data):
         return FORMATS[name].from_csr(csr, target, **layout)
 

@@ -20,6 +20,7 @@ from jaxsparse_fmt._pytrees import pytree
 from jaxsparse_fmt._text import readable_bytes
 from jaxsparse_fmt._tracing import is_on_cpu
 from jaxsparse_fmt._types import Csr, Target
+from jaxsparse_fmt.core import conversions
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.formats import memory
 from jaxsparse_fmt.kernels.cpu.over_rows import in_pieces, in_some_piece
@@ -28,9 +29,7 @@ from jaxsparse_fmt.kernels.layout.address import Address, Arrays, expand_ptr, ta
 # Padding beyond this multiple of CSR's bytes is refused, unless the storage is small.
 MAX_PADDING, SMALL_CHANGE = 10, 64 * 2**20
 Format = TypeVar("Format", bound=SparseMatrix)
-# Entries with which the host is done before a device has compiled programs for their sizes: the few of an operation,
-# and the dozen of the choice of a format with its conversion.
-FEW, FEW_TO_CHOOSE = 2**20, 2**24
+FEW = 2**20  # entries with which the host is done before a device has compiled an operation's programs for their sizes
 SOME = 32  # rows of which the length of the longest comes to the host, for the longest of more rows
 HELD = 6  # times the bytes of a matrix in CSR that a conversion on a device may hold
 MAX_LANES = 2**31 - 2**16  # threads of a kernel, numbered in int32; the last block may reach beyond the last thread
@@ -226,7 +225,7 @@ def where_it_converts(A: Any, target: Target) -> Csr:
         return A
     free = memory.free()
     has_room = free is None or HELD * A.nnz * (target.dtype.itemsize + 4) <= free
-    if A.nnz < FEW_TO_CHOOSE or not has_room or (is_ours and is_on_cpu(jax.tree.leaves(A)[0])):
+    if A.nnz < conversions.FEW or not has_room or (is_ours and is_on_cpu(jax.tree.leaves(A)[0])):
         return A.to_scipy()
     return A.csr_arrays() if is_ours else A
 

@@ -16,6 +16,7 @@ from jaxsparse_fmt import convert
 from jaxsparse_fmt._text import readable_bytes
 from jaxsparse_fmt._types import CsrArrays, Target
 from jaxsparse_fmt.choose import ranking
+from jaxsparse_fmt.core import conversions
 from jaxsparse_fmt.formats import building, footprint, memory, statistics
 from jaxsparse_fmt.kernels.backends import selection
 from tests.formats.test_memory import arrow
@@ -284,7 +285,7 @@ def test_an_accelerator_chooses_and_converts_what_lies_there(S, transpose, monke
     """Nothing but samples and counts comes to the host; the choice and the storage are the host's."""
     monkeypatch.setattr(memory, "device", lambda *_: Gpu())
     expected, there = jsf.from_scipy(S, transpose=transpose), jsf.from_scipy(S, "csr").csr_arrays()
-    monkeypatch.setattr(building, "FEW_TO_CHOOSE", 0)
+    monkeypatch.setattr(conversions, "FEW", 0)
     monkeypatch.setattr(CsrArrays, "to_scipy", lambda csr: pytest.fail("the matrix came to the host"))
     assert_same_storage(convert.from_arrays(there, "auto", None, transpose=transpose), expected)
 

@@ -7,6 +7,7 @@ import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt._types import CsrArrays, Target
+from jaxsparse_fmt.core import conversions
 from jaxsparse_fmt.formats import building
 from tests.formats.pictures import LENGTHS, LONGER, RAGGED
 from tests.process import allocating_at_most
@@ -111,7 +112,7 @@ def test_one_full_row_is_refused_without_memory(format, layout, nbytes):
 
 @pytest.mark.parametrize(("free", "there"), [(10**9, True), (None, True), (1000, False)])
 def test_many_entries_are_converted_where_they_lie_if_there_is_room(free, there, monkeypatch):
-    monkeypatch.setattr(building, "FEW_TO_CHOOSE", 100)
+    monkeypatch.setattr(conversions, "FEW", 100)
     monkeypatch.setattr(building.memory, "free", lambda: free)
     target = Target(np.dtype(np.float64))
     many, some = (CsrArrays(*building.csr_arrays(S, np.float64), shape=S.shape) for S in (RAGGED, RAGGED[:9]))

@@ -9,6 +9,7 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
+from jaxsparse_fmt.core import conversions
 from jaxsparse_fmt.formats import csr5_tiles
 from tests.oracle import assert_close, assert_product, assert_same_storage, draw, wide
 from tests.zoo import ALL, CASES, FIRST_LAYOUTS, LAYOUTS, SORTED, Layout
@@ -162,7 +163,9 @@ MATRICES = lambda: irregular(1000), lambda: jsf.gallery.poisson(40), lambda: jsf
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("make", MATRICES, ids=["irregular", "stencil", "blocks"])
-def test_a_conversion_on_the_gpu_is_the_hosts(layout, make):
+@pytest.mark.parametrize("rented", [0, conversions.RENTED])
+def test_a_conversion_on_the_gpu_is_the_hosts(layout, make, rented, monkeypatch):
+    monkeypatch.setattr(conversions, "RENTED", rented)
     S = make()
     assert_same_storage(jsf.from_scipy(S, "csr").asformat(layout.format, **dict(layout.options)), layout.of(S))
 
