@@ -20,13 +20,13 @@ def aligned(a: np.ndarray, dtype: Any = None) -> np.ndarray:
     return copy
 
 
-def empty_aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """As `np.empty`, at an address that JAX on a CPU takes.
+def empty_aligned(shape: tuple[int, ...], dtype: Any, make: Any = np.empty) -> np.ndarray:
+    """As `np.empty`, or what else makes it, at an address that JAX on a CPU takes.
 
     It is a view of a few numbers more: SciPy copies arrays whose base has twice as many, such as one of bytes.
     """
     size, itemsize = math.prod(shape), np.dtype(dtype).itemsize
-    numbers = np.empty(size + ALIGNMENT // itemsize, dtype)
+    numbers = make(size + ALIGNMENT // itemsize, dtype)
     begin = -numbers.ctypes.data % ALIGNMENT // itemsize
     return numbers[begin : begin + size].reshape(shape)
 

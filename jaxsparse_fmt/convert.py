@@ -347,6 +347,7 @@ def canonical(S: Any) -> Csr:
         shared = csr is S or np.shares_memory(csr.indices, getattr(S, "indices", ()))
         csr = csr.astype(np.float64) if whole else csr.copy() if shared else csr
         csr.sum_duplicates()
+    csr.found = {}  # nobody changes it from here on
     return csr
 
 

@@ -303,3 +303,13 @@ def test_does_a_seed_draw_one_matrix_of_the_density_asked_for():
     np.testing.assert_array_equal(A.todense(), jsf.random(30, 20, 0.25, rng=np.random.default_rng(1)).todense())
     assert A.data.min() >= 0 and A.data.max() < 1 and 0.3 < A.data.mean() < 0.7
     assert jsf.random(30, 20, 0.25, "ell", "float32").dtype == np.float32
+
+
+def test_is_a_matrix_that_changed_between_two_conversions_looked_at_again():
+    S = sp.csr_array(jsf.gallery.poisson(4))
+    jsf.from_scipy(S, "dia")
+    S.indices[:2] = 0, 2  # on another diagonal
+    S.data[0] = 0
+    A = jsf.from_scipy(S, "dia")
+    assert (A.to_scipy() != S).nnz == 0 and A.nnz == S.nnz
+    assert any(k == 2 for k in np.asarray(A.offsets)) and not vars(S).get("found")

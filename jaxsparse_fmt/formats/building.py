@@ -192,6 +192,21 @@ def _filled(xp: Any, csr: Csr, rows: Rows, arrays: Arrays, address: Address, n_s
     return in_pieces(stored, *address.slots(xp, arrays, n_stored))
 
 
+def once(f: Callable[..., Any]) -> Callable[..., Any]:
+    """f(csr, *args), kept in a `csr` that has `found`: the choice of a format asks, and then the conversion."""
+
+    @functools.wraps(f)
+    def asked(csr: Csr, *args: Any) -> Any:
+        found = vars(csr).get("found", {})
+        key = f, *args
+        if key not in found:
+            found[key] = f(csr, *args)
+        return found[key]
+
+    return asked
+
+
+@once
 def has_zeros(csr: Csr, dtype: Any) -> bool:
     """Whether some entry is zero in `dtype`."""
     if namespace(csr.data) is np:

@@ -219,8 +219,7 @@ def _built_on_host(csr: Csr, target: Target) -> tuple[np.ndarray, Any, Any]:
     offsets = diagonals.astype(np.int64) - (n_rows - 1)
     _check(csr, offsets.size, target)
     n_stored = offsets.size * n_rows
-    values, full = empty_aligned((n_stored,), target.dtype), np.zeros((offsets.size, n_rows), bool)
-    values[...] = 0
+    values, full = empty_aligned((n_stored,), target.dtype, np.zeros), np.zeros((offsets.size, n_rows), bool)
     if csr_operations.serves(csr, dtype=target.dtype) and statistics.fits_table(csr):
         csr_operations.put_on_diagonals(csr, diagonals, values, full)
     else:

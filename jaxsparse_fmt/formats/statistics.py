@@ -218,6 +218,11 @@ def occupied(csr: Csr, longest: int = 0) -> np.ndarray:
     """The diagonals that hold an entry, rising, as col − row + n_rows − 1; on a device needs the `longest` row."""
     if building.namespace(csr.data) is jnp:  # the choice of a format asks, and then the conversion
         return _kept.get("occupied", [csr.indices, csr.indptr], lambda: _occupied_on_device(csr, longest))
+    return _occupied_on_host(csr)
+
+
+@building.once
+def _occupied_on_host(csr: Csr) -> np.ndarray:
     if csr_operations.pays(csr.nnz) and fits_table(csr):
         return csr_operations.occupied(csr)
     found: list[np.ndarray] = []

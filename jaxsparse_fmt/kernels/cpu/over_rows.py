@@ -15,6 +15,7 @@ from jaxsparse_fmt.kernels.cpu import machine_code
 
 ROWS = 16_384  # rows of a task by default
 PLACES = 2**18  # places of a piece for NumPy: with fewer, threads wait for Python's lock more than they compute
+PIECES = 32  # of long arrays that are only read: each is a task, which takes Python's lock some times
 # Threads of a pass by NumPy, whose short operations take Python's lock in turn: 16 threads burned 2.1 CPU seconds where
 # one takes 0.13 (from_scipy of a million rows), and 32 were no faster.
 FOR_NUMPY = 4
@@ -70,11 +71,13 @@ def in_pieces(f: Callable[..., tuple[Any, ...]], *arrays: Any, places: int = 0) 
 
 
 def in_some_piece(f: Callable[..., Any], *arrays: np.ndarray) -> bool:
-    """Whether f(*pieces) holds for some piece of the arrays [n], tried on every core until it does."""
-    begins = range(0, len(arrays[0]), PLACES)
+    """Whether f(*pieces) holds for some piece of the arrays [n], tried by a few threads until it does."""
+    n = len(arrays[0])
+    step = max(PLACES, -(-n // PIECES))
+    begins = range(0, n, step)
     if len(begins) == 1:
         return bool(f(*arrays))
-    return any(_threads(CORES).map(lambda begin: f(*(a[begin : begin + PLACES] for a in arrays)), begins))
+    return any(_threads(min(FOR_NUMPY, CORES)).map(lambda begin: f(*(a[begin : begin + step] for a in arrays)), begins))
 
 
 @functools.cache

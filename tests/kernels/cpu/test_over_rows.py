@@ -30,3 +30,12 @@ def test_many_threads_compile_a_kernel_once(monkeypatch, tmp_path):
     over_rows._threads.cache_clear()
     assert len(compiled) == 1
     np.testing.assert_array_equal(a, 2 * np.arange(64.0))
+
+
+def test_some_piece_of_long_arrays_is_found_by_few_tasks(monkeypatch):
+    monkeypatch.setattr(over_rows, "PLACES", 4)
+    a, sizes = np.zeros(1000), []
+    a[777] = 1
+    assert over_rows.in_some_piece(lambda x, y: np.any(x > y), a, np.zeros(1000))
+    assert not over_rows.in_some_piece(lambda x: sizes.append(x.size) or np.any(x > 1), a)
+    assert sum(sizes) == 1000 and len(sizes) <= over_rows.PIECES
