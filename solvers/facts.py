@@ -20,14 +20,13 @@ from solvers.batched import STEPS
 from solvers.core import arguments
 from solvers.core.operators import is_function, promoted
 from solvers.core.settings import Adjoint, Settings
-from solvers.host import FREE, Host
+from solvers.host import FREE, LITTLE, Host
 from solvers.hosted import hosted
 from solvers.patterns import pattern_of
 from solvers.precond._checks import Refreshed, is_sharded
 from solvers.superlu import OnHost
 
 ROUGH = 20  # times the multiplications of a factorization: those of `Host.rough_cost`, at most
-LITTLE = 5e7  # multiplications of a factorization that costs less than a program, and no more than a count
 OUT_OF_REACH = 1.2e13  # multiplications, of an hour: SuperLU may take minutes to order such a matrix
 
 
@@ -67,7 +66,7 @@ class Facts:
         """That of x."""
         return promoted(self.A.dtype, b.dtype, np.dtype(np.float32))
 
-    @property
+    @functools.cached_property
     def host(self) -> Host:
         """A on the host, which knows it and holds all of it."""
         return hosted(self.A)
@@ -127,7 +126,8 @@ class Facts:
         """Entries and multiplications of the factors; of little ones, and those that are out of reach, from above."""
         if self.pattern is None or self.n**3 / 3 <= LITTLE:
             return self.n**2, self.n**3 / 3
-        bound = self.pattern.envelope if self.n <= FREE else self.pattern.rough_cost
+        few_pivots = self.n <= FREE or not self.pattern.wants_pivots  # others fill more than the rough order tells
+        bound = self.pattern.rough_cost if few_pivots else self.pattern.envelope
         if bound[1] <= LITTLE:
             return bound
         if self.least_work * ROUGH > OUT_OF_REACH:

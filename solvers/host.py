@@ -24,6 +24,7 @@ ASYMMETRY, WEAK = 0.5, 0.01  # parts of the entries without a partner, and of th
 ASYMMETRY_OF_ILU = 0.1
 FEW = 14  # neighbours of an unknown that a rough order takes at once
 WIDE, SLOW = 0.1, 5e9  # where an envelope is wider than this part of n, MMD may take as long as the factorization
+LITTLE = 5e7  # multiplications of a factorization that costs less than a program, and no more than a count
 
 
 class of_pattern(functools.cached_property):
@@ -176,24 +177,23 @@ class Host:
 
     @of_pattern
     def envelope(self) -> tuple[float, float]:
-        """Entries and multiplications of the factors, from above: the envelope in the order `band`. It is near on
-        meshes, and far too large on circuits.
-        """
-        place = inverse(self.band)
-        first = np.minimum.reduceat(place[self.pattern.indices], self.pattern.indptr[:-1]) if self.n else place
-        is_long = np.diff(self.pattern.indptr) > LONG
-        width = np.where(is_long, self.n, np.count_nonzero(is_long) + place - first)
-        return 2 * float(np.sum(width)), float(np.sum(width.astype(float) ** 2))
+        """Entries and multiplications of the factors, from above, in A's order or `band`: far too many on circuits."""
+        ptr, col, n = self.pattern.indptr, self.pattern.indices, self.n
+        width = np.arange(n) - col[ptr[:-1]]
+        if np.sum(width**2.0) > LITTLE:
+            place, is_long = inverse(self.band), np.diff(ptr) > LONG
+            first = np.minimum.reduceat(place[col], ptr[:-1])
+            width = np.where(is_long, n, np.count_nonzero(is_long) + place - first)
+        return 2 * float(np.sum(width)), float(np.sum(width**2.0))
 
     @of_pattern
     def rough_cost(self) -> tuple[float, float]:
-        """`envelope`, or where that is SLOW entries and multiplications in an order whose search is bounded.
+        """`envelope`, or where that may be too large entries and multiplications in an order whose search is bounded.
 
         Unknowns with at most FEW neighbours come first, the others as in `band`. On meshes, circuits and random graphs
-        of 3,000 to a million unknowns the multiplications were 0.6 to 20 times those in SuperLU's order of A + Aᵀ, for
-        which SuperLU takes up to minutes.
+        of 3,000 to a million unknowns the multiplications were 0.6 to 20 times those in SuperLU's order of A + Aᵀ.
         """
-        if self.envelope[1] <= SLOW:
+        if self.envelope[1] <= LITTLE:
             return self.envelope
         if self.blocks is not None:
             return self.blocks[2]
@@ -238,7 +238,7 @@ class Host:
         Those of interior-point methods are (Vanderbei 1995), and partial pivoting would cost up to a thousand times as
         much. Of others the residual tells, at little cost.
         """
-        if not self.symmetric or not np.all(self.diagonal):
+        if not self.symmetric or not np.all(self.diagonal) or self.n**3 / 3 <= LITTLE:
             return False
         return CHEAPER * self.cost(MMD)[1] < self.cost(COLAMD)[1]
 
@@ -269,19 +269,19 @@ class Host:
         if ordering not in self.orders:
             from scipy.sparse import linalg
 
-            S = self.S
-            last = self.hubs if ordering == MMD else np.zeros(self.n, bool)
-            if ordering == MMD:
-                S = self.pattern.tocsc()  # as unordered pairs
-            elif not np.all(self.diagonal) and self.matching is not None:
-                S = S[self.matching]  # of the same order, and with entries on the diagonal
+            S, last = self.pattern, self.hubs & (ordering == MMD)  # as unordered pairs, in CSC too
+            if ordering != MMD:
+                S = with_data(self.S, np.ones(self.S.nnz))
+                if not np.all(self.diagonal):  # A[matching] has the same order, and entries on the diagonal
+                    S = S + scipy.sparse.eye_array(self.n) if self.matching is None else S[self.matching]
             col = np.repeat(np.arange(self.n, dtype=S.indices.dtype), np.diff(S.indptr))
-            kept = ~(last[S.indices] | last[col])
-            tiny = np.full(np.count_nonzero(kept), 1e-9)
-            like = scipy.sparse.csc_array((tiny, (S.indices[kept], col[kept])), shape=S.shape)
-            like += scipy.sparse.eye_array(self.n, format="csc")
-            options: Any = {"SymmetricMode": ordering == MMD}
-            made = linalg.spilu(like, drop_tol=0.5, fill_factor=1, permc_spec=ordering, options=options)
+            places, values = (S.indices, S.indptr), np.where(S.indices == col, 1, 1e-9)
+            if np.any(last):
+                kept = ~(last[S.indices] | last[col]) | (S.indices == col)
+                places, values = ((S.indices[kept], col[kept]),), values[kept]
+            like = scipy.sparse.csc_array((values, *places), shape=S.shape)
+            options: Any = {"drop_tol": 0.5, "fill_factor": 1, "options": {"SymmetricMode": ordering == MMD}}
+            made = linalg.spilu(like, permc_spec=ordering, panel_size=1, **options)
             order = np.argsort(made.perm_c)
             self.orders[ordering] = np.concatenate([order[~last[order]], order[last[order]]])
         return self.orders[ordering]

@@ -19,11 +19,12 @@ from typing import Any
 import numpy as np
 
 from solvers.core import arguments
-from solvers.host import ASYMMETRY_OF_ILU, BLOCKS, COLAMD, MMD, THRESHOLD, Host, inverse, with_data
+from solvers.host import ASYMMETRY_OF_ILU, BLOCKS, COLAMD, LITTLE, MMD, THRESHOLD, Host, inverse, with_data
 from solvers.solution import SolverError, Status
 
 Recipe = tuple[Any, ...]  # LU, ("cholesky",), ("ilu", drop_tol, fill), or a library's name
 LU: Recipe = ("superlu",)
+SHORT = 150  # multiplications for an entry of the factors, up to which a panel of columns costs more than it saves
 SMALLEST = 1e-300  # of drop_tol: with 0 SciPy's `spilu` writes beyond its arrays
 STOP = 0.3  # seconds that the end of Python waits for a factorization
 BACKWARD = 500  # units of rounding in a solve whose pivots stay on the diagonal, at most
@@ -269,6 +270,10 @@ def _by_superlu(host: Host, recipe: Recipe, maker: str, ordering: str) -> OnHost
     if order is not None:
         cols, (rows, S) = order, _ordered(host, ordering, order)
     options: Any = {"permc_spec": ordering if order is None else "NATURAL", "options": {"SymmetricMode": is_symmetric}}
+    # By single columns factors of a plane mesh take two thirds of the time, those of a cube of 27,000 twice as long.
+    is_short = recipe[0] == "ilu" or host.n**3 / 3 <= LITTLE
+    costs = () if is_short else (host.envelope, host.shared.get("rough_cost", host.envelope))
+    options["panel_size"] = 1 if is_short or any(work <= SHORT * entries for entries, work in costs) else None
     if recipe[0] == "ilu":
         options |= {"drop_tol": max(recipe[1], SMALLEST), "fill_factor": recipe[2]}
     if is_symmetric:

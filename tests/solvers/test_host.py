@@ -102,7 +102,7 @@ def test_has_an_unknown_few_neighbours_when_the_rough_order_takes_it():
     ids=["space", "plane", "arrow", "expander"],
 )
 def test_a_rough_cost_is_near_that_in_the_order_of_superlu(S, monkeypatch):
-    monkeypatch.setattr(host, "SLOW", 0)
+    monkeypatch.setattr(host, "LITTLE", 0)
     known = Host(sp.csr_array(S))
     for rough, cost, most in zip(known.rough_cost, known.cost(MMD), (5, facts.ROUGH), strict=True):
         assert 0.5 * cost <= rough <= most * cost
