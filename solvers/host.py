@@ -177,10 +177,10 @@ class Host:
 
     @of_pattern
     def envelope(self) -> tuple[float, float]:
-        """Entries and multiplications of the factors, from above, in A's order or `band`: far too many on circuits."""
+        """Entries and multiplications of the factors, from above, in A's order if they are few, or `band`."""
         ptr, col, n = self.pattern.indptr, self.pattern.indices, self.n
         width = np.arange(n) - col[ptr[:-1]]
-        if np.sum(width**2.0) > LITTLE:
+        if np.sum(width**2.0) > LITTLE / 10:
             place, is_long = inverse(self.band), np.diff(ptr) > LONG
             first = np.minimum.reduceat(place[col], ptr[:-1])
             width = np.where(is_long, n, np.count_nonzero(is_long) + place - first)
