@@ -215,7 +215,8 @@ def _refined(
     def step(inverse: Map, s: State) -> State:
         now = goes_on(s)
         # Kept in memory: XLA would transpose it anew for each of its uses.
-        z = lax.optimization_barrier(jnp.where(now[..., None], inverse(s.r), 0).astype(s.y.dtype))
+        z = inverse(s.r) if s.r.size else s.r
+        z = lax.optimization_barrier(jnp.where(now[..., None], z, 0).astype(s.y.dtype))
         diverges = s.diverges | now & (s.k > 0) & (norm(z) > SHRINKS * norm(s.y))
         y = s.y + z
         r = jnp.where(now[..., None], b - A(y), s.r)

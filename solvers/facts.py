@@ -38,7 +38,7 @@ class Facts:
       n, k: unknowns, and right-hand sides.
       is_known: whether A's values are not traced.
       is_plain: whether no derivative is asked for either, so that NumPy may solve.
-      tries: whether another way may follow one that fails; not inside jit.
+      tries: whether another way may follow one that fails; not inside jit, nor without a right-hand side.
       hints: what the caller says of symmetry and definiteness; None: nothing.
       kind: "function", "sharded", or the platform.
       platform, devices: on which A lies, and on how many of it; "" for a function.
@@ -49,7 +49,7 @@ class Facts:
         self.n, self.k = arguments.unknowns(A, b), int(np.shape(b)[1]) if np.ndim(b) == 2 else 1
         self.is_known, self.is_plain = not is_traced(held), not is_traced(A, b)
         self.devices = 1
-        self.tries, self.hints = tries and self.is_known, (symmetric, definite)
+        self.tries, self.hints = tries and self.is_known and self.k > 0, (symmetric, definite)
         if isinstance(held, jax.Array) and self.is_known:
             with concrete():
                 held = from_dense(held, "csr")

@@ -93,7 +93,7 @@ def lsmr(A: Any, b: Any, x0: Any = None, *, damp: float = 0.0, **settings: Unpac
 
 def by_settings(A: Any, b: Any, x0: Any, damp: Any, settings: Settings) -> LeastSquaresSolution:
     vectors = {"b": b, "x0": x0}
-    b = arguments.nonempty(b, "b", "least squares needs at least one equation")
+    b = arguments.nonempty(b, "b", "least squares needs at least one equation", 1)
     maps, dtype, n = two_sided(A, b)
     if x0 is not None and (x0 := arguments.vectors(x0, "x0")).shape != (n, *b.shape[1:]):
         raise ValueError(f"x0 has shape {x0.shape}; A and b need {(n, *b.shape[1:])}")

@@ -149,7 +149,7 @@ class Outcome:
         """
         try:
             with noticing_lost_processes():
-                worst = Status(int(np.max(self._failure)))
+                worst = Status(int(np.max(self._failure, initial=0)))
         except jax.errors.ConcretizationTypeError:
             cure = "call it on the result that the jitted function returns, or use sol.success inside"
             raise TypeError(f"raise_for_status needs the status as a number, which is traced here: {cure}") from None
@@ -167,8 +167,8 @@ class Outcome:
         return float(np.max(np.asarray(vars(self)[self._norm])))
 
     def _repr_html_(self) -> str | None:
-        """For notebooks: status, method, residual and the history as a curve; None, which shows `repr`, in jit."""
-        if isinstance(self.code, Tracer) or not isinstance(self.code, (jax.Array, np.ndarray)):
+        """For notebooks: status, method, residual and the history as a curve; None, for which `repr` stands, in jit."""
+        if isinstance(self.code, Tracer) or not isinstance(self.code, (jax.Array, np.ndarray)) or not self.code.size:
             return None
         one, steps = is_one_number(self.code), np.asarray(self.n_iterations)
         status = Status(int(self.code)) if one else None
@@ -187,7 +187,8 @@ class Outcome:
     def _counts(self) -> str:
         """The statuses of several solves, the most frequent first: `3 CONVERGED, 1 MAXITER`."""
         codes, counts = np.unique(np.asarray(self.code), return_counts=True)
-        return ", ".join(f"{counts[i]} {Status(int(codes[i])).name}" for i in np.argsort(-counts, kind="stable"))
+        names = (f"{counts[i]} {Status(int(codes[i])).name}" for i in np.argsort(-counts, kind="stable"))
+        return ", ".join(names) or "no systems"
 
     def __repr__(self) -> str:
         name = type(self).__name__

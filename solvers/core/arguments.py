@@ -134,7 +134,7 @@ def ravel(b: Any, A: Any) -> Ravel | None:
         raise ValueError(f"b has shape {shape}; several right-hand sides are columns, ({shape[1]}, k): pass b.T")
     if not is_array and not of_function:
         raise TypeError(f"b is a {type(b).__name__}; a matrix A takes one array, and a function A a pytree like b")
-    if not sum(map(np.size, leaves)):
+    if not sum(map(np.size, leaves)) and (of_function or not (len(shape) == 2 and shape[0])):
         raise ValueError(f"b is empty, of shape {jax.tree.map(np.shape, b)}; a system needs at least one unknown")
     if not of_function or (is_array and len(shape) == 1):
         return None
@@ -166,15 +166,15 @@ def vectors(a: Any, name: str) -> Array:
     return a.astype(a.dtype) if jax.typeof(a).weak_type else a
 
 
-def nonempty(a: Any, name: str, needs: str) -> Array:
-    """`a` as `vectors` returns it. TypeError: a pytree. ValueError: empty, while the solver `needs` more."""
+def nonempty(a: Any, name: str, needs: str, axes: int = 2) -> Array:
+    """`a` as `vectors` returns it. TypeError: a pytree. ValueError: nothing along one of so many `axes`."""
     if not _is_array(a, jax.tree.leaves(a)):
         raise TypeError(
             f"{name} must be one array, of shape (n,) or (n, k); got a {type(a).__name__}. "
             "Ravel a pytree with jax.flatten_util.ravel_pytree"
         )
     a = vectors(a, name)
-    if a.size == 0:
+    if 0 in a.shape[:axes]:
         raise ValueError(f"{name} is empty, of shape {a.shape}; {needs}")
     return a
 

@@ -171,22 +171,16 @@ def _examine(number: int, maps: tuple[Any], basis: Basis, b: Array, given: list[
     Z, L = found[0], found[-1]
     weights = jnp.sqrt(2 + jnp.arange(Z.shape[0], dtype=Z.real.dtype)).astype(Z.dtype)  # in which nothing cancels
     weights = weights / jnp.linalg.norm(weights)
-    entered = basis.enter(b)
-    v, z = space.probe(entered), linear_combination(lax.stop_gradient(Z), weights)
-    z = jnp.broadcast_to(z.reshape(-1, *(1,) * (b.ndim - 1)), v.shape)
+    v, z = space.probe(lax.stop_gradient(Z[0])), linear_combination(lax.stop_gradient(Z), weights)
     Av, Az = (A @ u for u in (v, z))
     of_A = ratio(space.length(Av), space.length(v))
-    left = jnp.linalg.norm(_along(lax.stop_gradient(L), Av), axis=0) * b.shape[0] ** 0.5
-    strains = jnp.stack([_first(ratio(space.length(Az), of_A)), _first(ratio(left, space.length(Av)))])
-    shift = jnp.where(_first(space.dot(v, Av / jnp.where(of_A == 0, 1, of_A))) < 0, -1, 1) * _first(of_A)
+    left = jnp.linalg.norm(_along(lax.stop_gradient(L), Av)) * b.shape[0] ** 0.5
+    strains = jnp.stack([ratio(space.length(Az), of_A), ratio(left, space.length(Av))])
+    shift = jnp.where(space.dot(v, Av / jnp.where(of_A == 0, 1, of_A)) < 0, -1, 1) * of_A
     if L is not Z:  # a rotation of L, with which Zᴴ·L has eigenvalues from 0 up
         U, _, V = jnp.linalg.svd(lax.stop_gradient(matmul(L.conj(), Z.T)))
         L = matmul(matmul(U, V).T, L)
     return Spaces(Z, L, shift.astype(v.real.dtype), jnp.stack([pivots[0], pivots[-1]]), strains)
-
-
-def _first(a: Array) -> Array:
-    return jnp.ravel(a)[0]
 
 
 _examined = Entry(_examine, lambda number, b: (b,))
