@@ -14,7 +14,7 @@ from jaxsparse_fmt.convert import from_dense
 from jaxsparse_fmt.core.entry_index import index_arrays
 from jaxsparse_fmt.core.kept import Kept, lasts
 from jaxsparse_fmt.core.matrix import SparseMatrix
-from jaxsparse_fmt.core.scipy_names import OnOneDevice, ScipyNames
+from jaxsparse_fmt.core.scipy_names import ScipyNames
 from jaxsparse_fmt.core.transposed import Transposed
 from solvers.batched import STEPS
 from solvers.core import arguments
@@ -207,7 +207,7 @@ def recalled(A: Any, of_values: bool = False) -> Success | None:
 
 def _of_pattern(A: Any, leaves: list[Any]) -> list[Any]:
     """The arrays of A's pattern; a dense A."""
-    return index_arrays(A) if isinstance(A, OnOneDevice) else leaves[1:] or leaves
+    return index_arrays(A) if isinstance(A, ScipyNames) else leaves
 
 
 def _key(tree: Any) -> Any:

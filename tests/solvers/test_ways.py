@@ -23,8 +23,11 @@ from solvers.minres import METHOD as MINRES
 from tests.solvers.test_solve import N, residual, tridiagonal
 
 
-def test_new_values_of_a_pattern_begin_with_the_way_that_succeeded_by_factors_of_their_own(monkeypatch):
+@pytest.mark.parametrize("devices", [1, 2])
+def test_new_values_of_a_pattern_begin_with_the_way_that_succeeded_by_factors_of_their_own(devices, monkeypatch):
     A, b = jsf.from_scipy(tridiagonal(400, low=-0.3), "csr"), np.ones(400)
+    if devices > 1:
+        A = jsf.shard(A.to_scipy(), jax.make_mesh((devices,), ("rows",)), format="csr")
     first = solve(A, b, rtol=1e-10)
     monkeypatch.setattr(sys.modules["solvers.ways"], "estimate", None)
     new = A.with_data(3 * A.data)
