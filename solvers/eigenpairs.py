@@ -116,7 +116,7 @@ def basis_sizes(ncv: int | None, k: int, n: int) -> tuple[int, int]:
     """The vectors of a basis from which k pairs come, as the caller wants them, and as restarts need them."""
     ncv = arguments.int_at_least(min(n, max(2 * k + 1, NCV)) if ncv is None else ncv, "ncv", 1)
     if not k < ncv <= n:
-        raise ValueError(f"ncv must be above k = {k} and at most n = {n}; got {ncv}")
+        raise ValueError(f"ncv must be above k = {k} and at most {n}, the length of its vectors; got {ncv}")
     return ncv, min(n, max(ncv, k + LEAST_NCV))
 
 

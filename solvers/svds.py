@@ -174,7 +174,7 @@ def svds(
         host, outside jit: A is on one device, and its values are known.
       shape: (m, n), of functions.
       v0: start vector, of the shorter side; v0, ncv, maxiter, tol and progress as in `eigsh`, for the
-        eigenvalues s².
+        eigenvalues s²; of the smallest, for vectors of length m + n.
 
     Raises:
       ValueError, TypeError: as `eigsh`, or A has no shape.
