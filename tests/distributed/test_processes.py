@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -108,6 +109,34 @@ def test_programs_in_a_row_need_no_pause_and_the_end_of_one_process_reaches_the_
         assert "refused: the disk is gone" in text
     assert "refused: the disk is gone in process 1" in out
     assert "SolverError process 1 of 2 is gone; what it printed last says why" in out
+
+
+KILLED = """
+import os, signal, sys, threading, jax, numpy as np, jaxsparse_fmt as jsf
+from solvers import cg, precond
+process = int(sys.argv[1])
+jax.distributed.initialize(f"127.0.0.1:{sys.argv[2]}", 3, process, heartbeat_timeout_seconds=10)
+S, mesh = jsf.gallery.poisson(8), jax.make_mesh((3,), ("rows",))
+try:
+    for round in range(100_000):
+        A = jsf.shard(S, mesh)
+        cg(A, np.ones(512), M=precond.multigrid(A, max_coarse=10))
+        if process == 1 and round == 0:
+            threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGKILL)).start()
+except Exception as error:
+    print("raised:", type(error).__name__, error, flush=True)
+"""
+
+
+@pytest.mark.deep
+def test_none_outlives_one_that_was_killed_by_more_than_the_heartbeat():
+    """They raise, at once as a rule; JAX ends one that waits in a collective for another that has raised."""
+    first, _, third = together(KILLED, 3, 1)
+    for code, out, err in (first, third):
+        raised = re.findall("^raised: (.*)", out, re.MULTILINE)
+        assert raised or code == -signal.SIGABRT, (out, err)
+        wanted = r"(SolverError|ProcessGone) process 1 of 3 is gone|SolverError another process is gone"
+        assert all(re.match(wanted, words) for words in raised), raised
 
 
 MESHES_OF_SOME = """
