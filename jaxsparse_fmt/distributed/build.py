@@ -137,6 +137,9 @@ def shard_from_rows(
         axis, parts, mesh = _axis_and_mesh(mesh, axis)
 
         def prepared() -> dict[str, Any]:
+            if not {"by", "reorder"}.isdisjoint(layout):
+                cure = "number the unknowns part by part, and pass starts=, where the parts begin; js.boxes finds parts"
+                raise TypeError(f"rows_of gives ranges of rows, so that shard_from_rows has no by= or reorder=: {cure}")
             size = whole_number("n", n)
             cuts = _cuts(starts, size, parts)
             stored = checked(rows_of(0, 0), None, backend)[1].dtype if dtype is None else requested_dtype(dtype)
