@@ -123,14 +123,6 @@ class SparseOperator(lx.MatrixLinearOperator):
         object.__setattr__(other, "pattern", self.pattern)
         return other
 
-    @property
-    def known(self) -> Any:
-        """The matrix, with indices that are not traced if its pattern is known."""
-        A, pattern = self.matrix, self.pattern
-        if pattern is None:
-            return A
-        return pattern.matrix(A.T.data).T if is_transpose(A) else pattern.matrix(A.data)
-
     def in_structure(self) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(self.matrix.shape[1:], self.dtype)
 
@@ -182,55 +174,50 @@ class Krylov(lx.AbstractLinearSolver):
         known = [name for name in inspect.signature(method).parameters if name not in NOT_SETTINGS]
         if unknown := [name for name in self.settings if name not in known]:
             raise TypeError(
-                f"{_name(method)} has no setting {unknown[0]!r} here; it has {', '.join(known)}. "
+                f"{getattr(method, '__name__', method)} has no setting {unknown[0]!r} here; it has {', '.join(known)}. "
                 "M and x0 go to lineax.linear_solve, as options={'preconditioner': M, 'y0': x0}"
             )
 
     def init(self, operator: Operator, options: dict[str, Any]) -> Operator:
-        if self.method is not lsmr and not _alike(operator.in_structure(), operator.out_structure()):
-            raise ValueError(
-                f"Krylov needs b and x of one structure; the operator maps {operator.in_structure()} to "
-                f"{operator.out_structure()}. For least squares use LeastSquares()"
-            )
+        if self.method is not lsmr:
+            what = "b, unless Krylov gives way to LeastSquares(),"
+            _check_alike(operator.out_structure(), operator.in_structure(), what)
         return lx.linearise(operator)
 
     def compute(self, state: Operator, vector: Any, options: dict[str, Any]) -> tuple[Any, lx.RESULTS, dict[str, Any]]:
-        unknown = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), state.in_structure())
-        (b, unravel_b), (zero, unravel) = map(ravel_pytree, (vector, unknown))
-        types = jax.tree.map(jax.typeof, unknown)
+        like = state.in_structure()
+        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), like)
+        (b, unravel_b), (zero, unravel) = map(ravel_pytree, (vector, zeros))
         A = _flat(state, unravel, zero.dtype, self.method in (direct, solve))
         if self.method is direct and is_function(A):
             raise TypeError("Krylov(direct) needs a SparseOperator, whose entries it factors")
         if self.method is lsmr and is_function(A):
             A = A, _flat(lx.conj(state).transpose(), unravel_b, b.dtype)
-        M: Any = options.get("preconditioner")
         given = {}  # what is not given is left to the method, which has its own defaults
-        if isinstance(M, Operator):
-            if not _alike(M.in_structure(), unknown) or not _alike(M.out_structure(), unknown):
-                taken = f"from {M.in_structure()} to {M.out_structure()}"
-                raise ValueError(
-                    f"the preconditioner must take and return vectors like the unknowns, {types}; got {taken}"
-                )
-            given["M"] = _flat(lx.linearise(M), unravel, zero.dtype)
-        elif hasattr(M, "__matmul__"):
+        if (M := options.get("preconditioner")) is not None:
+            if isinstance(M, Operator):
+                for structure in (M.in_structure(), M.out_structure()):
+                    _check_alike(structure, like, "what the preconditioner takes and returns")
+                M = _flat(lx.linearise(M), unravel, zero.dtype)
+            elif not hasattr(M, "__matmul__"):
+                raise TypeError(f"the preconditioner must be an operator of lineax or have @; got {type(M).__name__}")
             given["M"] = M
-        elif M is not None:
-            raise TypeError(f"the preconditioner must be an operator of lineax or have @; got {type(M).__name__}")
         if (y0 := options.get("y0")) is not None:
-            if not _alike(y0 := jax.tree.map(owned, y0), unknown):
-                got = jax.tree.map(jax.typeof, y0)
-                raise ValueError(f"y0 must have the structure, shapes and dtypes of the unknowns, {types}; got {got}")
+            y0 = jax.tree.map(owned, y0)
+            _check_alike(y0, like, "y0")
             given["x0"] = ravel_pytree(y0)[0]
         if refused := given.keys() - inspect.signature(self.method).parameters:
             option = "preconditioner" if "M" in refused else "y0"
-            raise TypeError(f"{_name(self.method)} takes no {option}: leave it out of the options")
+            raise TypeError(
+                f"{getattr(self.method, '__name__', self.method)} takes no {option}: leave it out of the options"
+            )
         sol = self.method(A, b, **given, **self.settings)
-        stats = {"num_steps": sol.n_iterations, "residual_norm": sol.residual_norm, "status": sol.code}
-        stats |= {"max_steps": self.settings.get("maxiter")}  # as lineax's own solvers do
+        stats: dict[str, Any] = {"num_steps": sol.n_iterations, "residual_norm": sol.residual_norm, "status": sol.code}
+        stats["max_steps"] = self.settings.get("maxiter")  # as lineax's own solvers do
         if isinstance(sol, LeastSquaresSolution):
-            stats |= {"normal_residual_norm": sol.normal_residual_norm}
+            stats["normal_residual_norm"] = sol.normal_residual_norm
         if sol.norms is not None:
-            stats |= {"history": sol.history}
+            stats["history"] = sol.history
         result = lx.RESULTS.breakdown
         for status, meaning in RESULTS.items():
             result = lx.RESULTS.where(sol.code == status, meaning, result)
@@ -240,8 +227,8 @@ class Krylov(lx.AbstractLinearSolver):
         """The transposed system; the conjugate one, with the faster product, if the method assumes a Hermitian A."""
         if self.method is lsmr:
             return state.transpose(), {}
-        hermitian = METHODS[self.settings.get("method", "cg")].self_adjoint if self.method is refine else None
-        if hermitian or self.method in SELF_ADJOINT:
+        inner = self.settings.get("method", "cg") if self.method is refine else ""
+        if METHODS[inner].self_adjoint if inner else self.method in SELF_ADJOINT:
             return self.conj(state, options)
         return state.transpose(), _of_preconditioner(lambda M: M.T, options)
 
@@ -272,23 +259,25 @@ class LeastSquares(Krylov):
         super().__init__(lsmr, max_steps=max_steps, **settings)
 
 
-def _name(f: Any) -> str:
-    return getattr(f, "__name__", str(f))
-
-
 def _flat(operator: Operator, unravel: Callable[[Array], Any], dtype: Any, by_entries: bool = False) -> Any:
-    """The operator on raveled vectors: its matrix if it has one, whose basis the methods enter; else a function."""
+    """The operator on raveled vectors: its matrix if it has one, whose basis the methods enter; else a function.
+
+    Args:
+      by_entries: the matrix has indices that are not traced, if its pattern is known.
+    """
     while isinstance(operator, lx.TaggedLinearOperator):
         operator = operator.operator
     if isinstance(operator, SparseOperator):
-        return operator.known if by_entries else operator.matrix
+        A, pattern = operator.matrix, operator.pattern
+        if pattern is None or not by_entries:
+            return A
+        return pattern.matrix(A.T.data).T if is_transpose(A) else pattern.matrix(A.data)
     return lambda v: ravel_pytree(operator.mv(unravel(v.astype(dtype))))[0]  # refine has narrower vectors for M
 
 
 def _of_preconditioner(f: Callable[[Any], Any], options: dict[str, Any]) -> dict[str, Any]:
     """The options for the system with f(A) instead of A, without y0, which is a start for A's system alone."""
-    M = options.get("preconditioner")
-    return {} if M is None else {"preconditioner": f(M)}
+    return {name: f(M) for name, M in options.items() if name == "preconditioner" and M is not None}
 
 
 def _conj(A: Any) -> Any:
@@ -298,10 +287,11 @@ def _conj(A: Any) -> Any:
     return jax.tree.map(lambda a: jnp.conj(a) if jnp.iscomplexobj(a) else a, A)
 
 
-def _alike(a: Any, b: Any) -> bool:
-    """Whether two pytrees have the same structure, shapes and dtypes."""
-    a, b = ((jax.tree.structure(v), [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(v)]) for v in (a, b))
-    return a == b
+def _check_alike(got: Any, wanted: Any, what: str) -> None:
+    """Raises ValueError: two pytrees do not have the same structure, shapes and dtypes."""
+    shown, like = (jax.tree.map(lambda leaf: f"{leaf.dtype}{[*leaf.shape]}", v) for v in (got, wanted))
+    if jax.tree.flatten(shown) != jax.tree.flatten(like):
+        raise ValueError(f"{what} must have the structure, shapes and dtypes of the unknowns, {like}; got {shown}")
 
 
 # ----------------------------------------------------- what lineax asks of an operator, where a dense array differs
