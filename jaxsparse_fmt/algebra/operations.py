@@ -92,12 +92,7 @@ def eye(m: int, n: int | None = None, *, dtype: Any = None, format: str = "csr")
 
 
 def diags(
-    diagonals: Any,
-    offsets: Any = 0,
-    *,
-    shape: tuple[int, int] | None = None,
-    dtype: Any = None,
-    format: str = "csr",
+    diagonals: Any, offsets: Any = 0, *, shape: tuple[int, int] | None = None, dtype: Any = None, format: str = "csr"
 ) -> SparseMatrix:
     """A matrix from its diagonals, which may be traced.
 

@@ -42,11 +42,7 @@ class Stored:
 
 
 def store(
-    S: scipy.sparse.csr_array,
-    dtype: np.dtype,
-    format: str = "auto",
-    backend: str = "auto",
-    devices: int = 1,
+    S: scipy.sparse.csr_array, dtype: np.dtype, format: str = "auto", backend: str = "auto", devices: int = 1
 ) -> Stored:
     """S in the given format; on one device in that format's best layout by `choose.rank`. Errors as in `from_scipy`."""
     csr = canonical(S)

@@ -50,10 +50,7 @@ def draw(
 
 
 def draw_comparison(
-    path: str | os.PathLike[str],
-    curves: Mapping[str, Any],
-    times: Mapping[str, Sequence[float]],
-    rtol: float,
+    path: str | os.PathLike[str], curves: Mapping[str, Any], times: Mapping[str, Sequence[float]], rtol: float
 ) -> None:
     """Draws the convergence of two sides, and how much faster the first is by the seconds of what was timed."""
     with _saved(path, 4.8) as fig:

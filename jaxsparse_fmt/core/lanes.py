@@ -122,11 +122,7 @@ def _steps(size: int, level: np.ndarray, target: np.ndarray, *sources: np.ndarra
     return tuple(a.astype(np.int32) for a in (starts, *(a[order] for a in (target, *sources))))
 
 
-def _scanned(
-    step: Callable[..., Array],
-    x: Array,
-    chunks: tuple[np.ndarray, ...],
-) -> Array:
+def _scanned(step: Callable[..., Array], x: Array, chunks: tuple[np.ndarray, ...]) -> Array:
     """x after step(x, targets, *sources) of each chunk; targets beyond its end lie beyond x's places."""
     starts, *tables = chunks
     if len(starts) == 1:

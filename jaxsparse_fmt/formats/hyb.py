@@ -22,15 +22,7 @@ from jaxsparse_fmt._tracing import standard_promotion
 from jaxsparse_fmt._types import Csr, CsrArrays, Target
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.formats import building
-from jaxsparse_fmt.formats.base import (
-    Array,
-    ByRule,
-    ColumnIndex,
-    RowIndex,
-    host_places,
-    index_in_data,
-    storage_format,
-)
+from jaxsparse_fmt.formats.base import Array, ByRule, ColumnIndex, RowIndex, host_places, index_in_data, storage_format
 from jaxsparse_fmt.formats.csr import csr_product
 from jaxsparse_fmt.kernels import spmv
 from jaxsparse_fmt.kernels.backends import selection

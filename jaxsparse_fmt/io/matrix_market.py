@@ -53,10 +53,7 @@ _NOT_MATRIX_MARKET = (
         "this is a Harwell-Boeing or Rutherford-Boeing file: "
         "convert it with scipy.io.hb_read and jaxsparse_fmt.io.write_mtx",
     ),
-    (
-        rb"",
-        f"no banner: if it holds rows, columns and values that count from 1, begin it with {_EXAMPLE}",
-    ),
+    (rb"", f"no banner: if it holds rows, columns and values that count from 1, begin it with {_EXAMPLE}"),
 )
 
 _PIECE = 1 << 18  # bytes of the file that are checked at a time

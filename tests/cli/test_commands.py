@@ -103,12 +103,7 @@ def test_the_console_script_solves(poisson: str):
     done = subprocess.run([*command, "solve", poisson], capture_output=True, text=True, timeout=120, cwd=root)
     assert done.returncode == 0, done.stderr
     assert "CONVERGED" in done.stdout
-    assert [line.partition(":")[0] for line in done.stderr.splitlines()] == [
-        "read",
-        "convert",
-        "solve",
-        "measure",
-    ]
+    assert [line.partition(":")[0] for line in done.stderr.splitlines()] == ["read", "convert", "solve", "measure"]
 
 
 class Piped(io.TextIOWrapper):

@@ -78,11 +78,7 @@ REFUSED = {
     "plus": (lambda A: A + 1, TypeError, r"A\.shift\(s\)"),
     "rows": (list, TypeError, "is not iterable"),
     "as an array": (np.asarray, TypeError, "is no array"),
-    "assignment": (
-        lambda A: operator.setitem(A, (0, 0), 1),
-        TypeError,
-        r"cannot change.*\[\(0, 0\)\] = 1 .*with_data",
-    ),
+    "assignment": (lambda A: operator.setitem(A, (0, 0), 1), TypeError, r"cannot change.*\[\(0, 0\)\] = 1 .*with_data"),
 }
 
 

@@ -89,11 +89,7 @@ def test_hpcg_couples_all_neighbours_alike(extents):
     np.testing.assert_array_equal(gallery.hpcg(tuple(extents)).toarray(), expected)
 
 
-@given(
-    st.integers(1, 5),
-    st.floats(0.01, 10),
-    st.tuples(*[st.floats(-5, 5)] * 3),
-)
+@given(st.integers(1, 5), st.floats(0.01, 10), st.tuples(*[st.floats(-5, 5)] * 3))
 @settings(deadline=None)
 def test_convection_is_the_sum_of_kronecker_products(n, diffusion, velocity):
     drift = np.array(velocity) / (2 * diffusion * (n + 1))

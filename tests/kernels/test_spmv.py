@@ -186,10 +186,7 @@ def tall(layout, dtype):
 
 
 # Of the product, the transposed product and the sampled outer product: other formats have the first and the last.
-FACES_WITH_KERNELS = {
-    **{"coo": (1, 0, 0), "csr5": (1, 0, 0), "csc": (0, 1, 0), "hyb": (2, 0, 0)},
-    "dia": (1, 1, 1),
-}
+FACES_WITH_KERNELS = {**{"coo": (1, 0, 0), "csr5": (1, 0, 0), "csc": (0, 1, 0), "hyb": (2, 0, 0)}, "dia": (1, 1, 1)}
 
 
 # Every format in both dialects with each of these numbers; in the quick tier with one.

@@ -60,11 +60,7 @@ OF_GMRES = {
     "BREAKDOWN": "zeros",
     "NON_FINITE": "NaN in A, NaN in b",
 }
-OF_CG = OF_GMRES | {
-    "CONVERGED": "definite, negative",
-    "NOT_POSITIVE_DEFINITE": "mixed",
-    "NOT_SYMMETRIC": "triangle",
-}
+OF_CG = OF_GMRES | {"CONVERGED": "definite, negative", "NOT_POSITIVE_DEFINITE": "mixed", "NOT_SYMMETRIC": "triangle"}
 OF_MINRES = OF_GMRES | {"CONVERGED": "definite, negative, mixed", "BREAKDOWN": "", "LEAST_SQUARES": "zeros, Neumann"}
 OF_LSMR = OF_GMRES | {"STAGNATION": "", "BREAKDOWN": "", "OUT_OF_RANGE": "tiny"}
 OF_DIRECT = {

@@ -42,8 +42,7 @@ def test_the_inner_loop_carries_narrow_vectors_only(dtype):
 
 
 @pytest.mark.parametrize(
-    ("method", "dtype", "kappa"),
-    [("cg", "bfloat16", 1e5), ("cg", "float32", 1e12), ("minres", "bfloat16", 1e5)],
+    ("method", "dtype", "kappa"), [("cg", "bfloat16", 1e5), ("cg", "float32", 1e12), ("minres", "bfloat16", 1e5)]
 )
 def test_a_condition_number_beyond_the_narrow_type_is_told_and_the_cure_works(method, dtype, kappa):
     S, b = rotated(np.geomspace(1, 1 / kappa, 50), 1), np.random.default_rng(2).standard_normal(50)

@@ -122,10 +122,7 @@ def real_struct(a: Any, kind: Any = jax.ShapeDtypeStruct) -> Any:
 
 
 def on_reals(
-    run: Callable[..., tuple[Array, ...]],
-    arrays: Sequence[Array],
-    out: Sequence[jax.ShapeDtypeStruct],
-    copies: bool,
+    run: Callable[..., tuple[Array, ...]], arrays: Sequence[Array], out: Sequence[jax.ShapeDtypeStruct], copies: bool
 ) -> tuple[Array, ...]:
     """run(*arrays), one kernel that gets and returns real arrays, on the memory of these flat ones.
 

@@ -76,10 +76,7 @@ def test_pointers_may_have_64_bits_and_columns_may_be_padding(rng):
 @pytest.mark.deep
 @settings(max_examples=10, deadline=None)
 @given(
-    st.lists(st.integers(0, 12), min_size=1, max_size=40),
-    st.sampled_from(NATIVE),
-    st.integers(1, 3),
-    st.integers(1, 9),
+    st.lists(st.integers(0, 12), min_size=1, max_size=40), st.sampled_from(NATIVE), st.integers(1, 3), st.integers(1, 9)
 )
 def test_any_cut_into_pieces_gives_every_row_once(lengths, name, p, pieces):
     rng = np.random.default_rng(len(lengths))

@@ -8,13 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxsparse_fmt as jsf
-from jaxsparse_fmt.kernels.layout.columns import (
-    PADDING,
-    Diagonal,
-    alive,
-    pack_pattern,
-    unpack_pattern,
-)
+from jaxsparse_fmt.kernels.layout.columns import PADDING, Diagonal, alive, pack_pattern, unpack_pattern
 from tests.kernels.host import Host, visits
 from tests.oracle import assert_close, magnitude
 from tests.zoo import CASES
