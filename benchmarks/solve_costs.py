@@ -34,7 +34,7 @@ import jaxsparse_fmt as jsf
 from benchmarks import report, timing
 from benchmarks.systems import LARGE_SYSTEMS, systems
 from solvers import SolverError, Status, estimates, solve, ways
-from solvers.core.settings import Settings
+from solvers.core.solve import Settings
 from solvers.facts import Facts
 
 STEPS = 60

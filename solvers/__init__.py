@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from solvers.bicgstab import bicgstab as bicgstab
     from solvers.cg import cg as cg
     from solvers.cocg import cocg as cocg
-    from solvers.core.settings import Adjoint as Adjoint
+    from solvers.core.linear_solve import Adjoint as Adjoint
     from solvers.direct import Factorized as Factorized
     from solvers.direct import direct as direct
     from solvers.direct import factorized as factorized
@@ -54,7 +54,7 @@ import_late(
         "bicgstab": "bicgstab",
         "cg": "cg",
         "cocg": "cocg",
-        "core.settings": "Adjoint",
+        "core.linear_solve": "Adjoint",
         "direct": "direct factorized Factorized",
         "eigenpairs": "EigenSolution",
         "eigs": "eigs",

@@ -25,10 +25,9 @@ from jaxsparse_fmt.formats import memory
 from solvers import banded
 from solvers.core import arguments
 from solvers.core.iterate import System
-from solvers.core.linear_solve import product, transposed
-from solvers.core.scaling import Map, exponent_of, power_of_two
+from solvers.core.space import Map, product, transposed
 from solvers.core.stopping import End, is_failure, is_rounding, status_of
-from solvers.core.vectors import matmul
+from solvers.core.vectors import exponent_of, matmul, power_of_two
 from solvers.patterns import Pattern
 from solvers.solution import Status
 

@@ -11,10 +11,8 @@ from jax import Array
 from jaxsparse_fmt._one_kernel import one_kernel
 from jaxsparse_fmt.core.vector_passes import inner_product
 from solvers.core.iterate import Method, holding
-from solvers.core.scaling import Map
-from solvers.core.settings import Keywords, Settings, solver
-from solvers.core.solve import by_method
-from solvers.core.space import Space
+from solvers.core.solve import Keywords, Settings, by_method, solver
+from solvers.core.space import Map, Space
 from solvers.core.stopping import RESTART, status_of
 from solvers.core.vectors import ratio
 from solvers.solution import Solution, Status

@@ -21,10 +21,8 @@ from jax import Array
 from jaxsparse_fmt._one_kernel import one_kernel
 from jaxsparse_fmt.core.vector_passes import DOT, Number, Pass
 from solvers.core.iterate import Method
-from solvers.core.scaling import Map, Product
-from solvers.core.settings import Keywords, Settings, solver
-from solvers.core.solve import by_method
-from solvers.core.space import Space
+from solvers.core.solve import Keywords, Settings, by_method, solver
+from solvers.core.space import Map, Product, Space
 from solvers.core.stopping import RESTART, RUNNING, Now
 from solvers.core.vectors import ratio, root
 from solvers.solution import Solution, Status
@@ -60,14 +58,7 @@ class Predicting(NamedTuple):
 
 
 @solver()
-def cg(
-    A: Any,
-    b: Any,
-    x0: Any = None,
-    *,
-    one_reduction: bool = False,
-    **settings: Unpack[Keywords],
-) -> Solution:
+def cg(A: Any, b: Any, x0: Any = None, *, one_reduction: bool = False, **settings: Unpack[Keywords]) -> Solution:
     """Solves A·x = b for a symmetric (Hermitian) definite A, positive or negative.
 
     Works inside jit, vmap and grad. Differentiable in b and in A's values to any order, by implicit differentiation:

@@ -25,11 +25,10 @@ from solvers.backends import choice
 from solvers.batched import SHRINKS, STEPS
 from solvers.core import arguments, nullspaces
 from solvers.core.iterate import Method, System, holding
+from solvers.core.linear_solve import Adjoint
 from solvers.core.operators import operator, promoted
-from solvers.core.scaling import Map
-from solvers.core.settings import Adjoint, Settings
-from solvers.core.solve import by_method
-from solvers.core.space import Space, length
+from solvers.core.solve import Settings, by_method
+from solvers.core.space import Map, Space, length
 from solvers.core.stopping import End, status_of
 from solvers.host_calls import HostFactors, whole
 from solvers.logdet import inverse_entries, sample, slogdet

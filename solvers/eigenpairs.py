@@ -15,9 +15,8 @@ from jaxsparse_fmt._pytrees import exportable, pytree
 from jaxsparse_fmt.core.basis import Basis, Operator
 from solvers.core import arguments, iterate, opaque, operators, stopping
 from solvers.core.linear_solve import hermitian_solve
-from solvers.core.scaling import Map
-from solvers.core.settings import steps_per_check
-from solvers.core.space import HERE, length
+from solvers.core.solve import steps_per_check
+from solvers.core.space import HERE, Map, length
 from solvers.core.vectors import matmul, ratio
 from solvers.minres import METHOD as MINRES
 from solvers.pencil import Pencil

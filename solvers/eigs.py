@@ -24,10 +24,9 @@ from solvers import ritz
 from solvers.core import arguments, operators
 from solvers.core.iterate import tell_end
 from solvers.core.program import Entry
-from solvers.core.scaling import Map, scaled, scaled_by
-from solvers.core.space import Space, exponent, norm, outside
+from solvers.core.space import Map, Space, exponent, norm, outside
 from solvers.core.stopping import RUNNING, status_of
-from solvers.core.vectors import matmul, ratio
+from solvers.core.vectors import matmul, ratio, scaled, scaled_by
 from solvers.eigenpairs import EigenSolution, Limits, basis_sizes, eigenproblem, limits
 from solvers.eigsh import BREAKDOWN, ESTIMATE, QR, SETTLED, STALLED, TRUE
 from solvers.pencil import Pencil

@@ -22,10 +22,9 @@ from solvers import pencil as pencils
 from solvers.core import arguments, operators
 from solvers.core.iterate import tell_end
 from solvers.core.program import Entry
-from solvers.core.scaling import Map, scaled, scaled_by
-from solvers.core.space import Space, exponent, length, norm, outside
+from solvers.core.space import Map, Space, exponent, length, norm, outside
 from solvers.core.stopping import RUNNING, status_of
-from solvers.core.vectors import dot, matmul, ratio
+from solvers.core.vectors import dot, matmul, ratio, scaled, scaled_by
 from solvers.eigenpairs import NEAREST, EigenSolution, Limits, Pairs, basis_sizes, eigenpairs, eigenproblem, limits
 from solvers.pencil import Pencil
 from solvers.solution import Status

@@ -14,9 +14,9 @@ from jaxsparse_fmt.core.basis import Basis
 from solvers.core import arguments, opaque, operators
 from solvers.core.operators import Function, traced
 from solvers.core.program import Entry
-from solvers.core.scaling import exponent_of, scaled
 from solvers.core.space import HERE, Space, outside
 from solvers.core.stopping import is_failure
+from solvers.core.vectors import exponent_of, scaled
 from solvers.exponential import End, exp_of, restored, run, unmoved
 from solvers.solution import Outcome, Status
 

@@ -18,10 +18,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxsparse_fmt.core import mesh_axes
-from solvers.core.scaling import Map, exponent_of, scaled
-from solvers.core.space import Space
+from solvers.core.space import Map, Space
 from solvers.core.stopping import RUNNING, status_of
-from solvers.core.vectors import ratio
+from solvers.core.vectors import exponent_of, ratio, scaled
 from solvers.solution import Status
 
 DEGREE = 80  # of the Taylor sum, at most

@@ -18,8 +18,9 @@ from jaxsparse_fmt.core.scipy_names import ScipyNames
 from jaxsparse_fmt.core.transposed import Transposed
 from solvers.batched import STEPS
 from solvers.core import arguments
+from solvers.core.linear_solve import Adjoint
 from solvers.core.operators import is_function, promoted
-from solvers.core.settings import Adjoint, Settings
+from solvers.core.solve import Settings
 from solvers.host import FREE, LITTLE, Host
 from solvers.hosted import hosted
 from solvers.patterns import pattern_of

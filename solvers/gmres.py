@@ -22,10 +22,8 @@ from jaxsparse_fmt._one_kernel import one_kernel
 from jaxsparse_fmt._tracing import PROGRAMS
 from solvers.core import arguments
 from solvers.core.iterate import Method, holding
-from solvers.core.scaling import Map
-from solvers.core.settings import Keywords, Settings, solver
-from solvers.core.solve import by_method
-from solvers.core.space import Space
+from solvers.core.solve import Keywords, Settings, by_method, solver
+from solvers.core.space import Map, Space
 from solvers.core.stopping import FULL, status_of
 from solvers.core.vectors import linear_combination, products, ratio
 from solvers.solution import Solution, Status
@@ -56,13 +54,7 @@ class Work(NamedTuple):
 
 @solver()
 def gmres(
-    A: Any,
-    b: Any,
-    x0: Any = None,
-    *,
-    restart: int = 30,
-    flexible: bool = False,
-    **settings: Unpack[Keywords],
+    A: Any, b: Any, x0: Any = None, *, restart: int = 30, flexible: bool = False, **settings: Unpack[Keywords]
 ) -> Solution:
     """Solves A·x = b for any square A; the residual never grows from one cycle to the next.
 
@@ -163,9 +155,7 @@ def _ended(restart: int, eps: float, length, most, largest, first, size, j) -> t
     """The largest number of R, the residual norm, and RUNNING, FULL or the code of a failure."""
     most = jnp.maximum(most, length * jnp.maximum(1, largest))
     code = status_of(
-        (~jnp.isfinite(length), Status.NON_FINITE),
-        (length <= eps * most, Status.BREAKDOWN),
-        (j + 1 >= restart, FULL),
+        (~jnp.isfinite(length), Status.NON_FINITE), (length <= eps * most, Status.BREAKDOWN), (j + 1 >= restart, FULL)
     )
     return most, jnp.abs(first) * size, code
 

@@ -12,12 +12,10 @@ from jax import Array
 from jaxsparse_fmt._arguments import owned
 from solvers.core import opaque
 from solvers.core.iterate import Options, System
-from solvers.core.linear_solve import TRUNCATED, has_failed, hermitian_solve, report
+from solvers.core.linear_solve import TRUNCATED, Adjoint, has_failed, hermitian_solve, report
 from solvers.core.operators import UserFunction, refuse_scipy, wrapped
-from solvers.core.scaling import scaled
-from solvers.core.settings import Adjoint
 from solvers.core.space import exponent, largest
-from solvers.core.vectors import adjoint_product
+from solvers.core.vectors import adjoint_product, scaled
 
 
 class Maps(NamedTuple):

@@ -26,10 +26,9 @@ from solvers.core import arguments, operators
 from solvers.core.iterate import tell_end
 from solvers.core.operators import preconditioner
 from solvers.core.program import Entry
-from solvers.core.scaling import Map, scaled
-from solvers.core.space import exponent, length, norm
+from solvers.core.space import Map, exponent, length, norm
 from solvers.core.stopping import RUNNING, status_of
-from solvers.core.vectors import matmul, ratio
+from solvers.core.vectors import matmul, ratio, scaled
 from solvers.eigenpairs import NEAREST, EigenSolution, Limits, Pairs, eigenpairs, eigenproblem, limits
 from solvers.eigsh import TRUE
 from solvers.pencil import Pencil

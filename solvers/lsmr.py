@@ -28,11 +28,10 @@ from solvers.core.iterate import Options, System
 from solvers.core.nullspaces import KEYWORDS
 from solvers.core.operators import preconditioner, traced
 from solvers.core.program import Entry
-from solvers.core.scaling import Map, scaled
-from solvers.core.settings import NUMBERS, Keywords, Settings, solver
-from solvers.core.space import exponent, largest, length, norm
+from solvers.core.solve import NUMBERS, Keywords, Settings, solver
+from solvers.core.space import Map, exponent, largest, length, norm
 from solvers.core.stopping import RUNNING, Limits, Loop, is_rounding, recorded, status_of
-from solvers.core.vectors import adjoint_product, dot, once_if, ratio
+from solvers.core.vectors import adjoint_product, dot, once_if, ratio, scaled
 from solvers.least_squares import LeastSquares, Maps, sized, two_sided
 from solvers.solution import Solution, Status
 

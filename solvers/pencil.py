@@ -18,7 +18,7 @@ from jaxsparse_fmt._pytrees import pytree
 from jaxsparse_fmt._tracing import is_traced
 from solvers import factors
 from solvers.core import arguments
-from solvers.core.linear_solve import transposed
+from solvers.core.space import transposed
 from solvers.host_calls import call, kept
 from solvers.precond import _checks as checks
 from solvers.solution import SolverError, Status

@@ -20,8 +20,7 @@ from solvers.bicgstab import METHOD as BICGSTAB
 from solvers.cg import METHOD as CG
 from solvers.core.iterate import Method
 from solvers.core.operators import is_function, refuse_scipy
-from solvers.core.settings import Keywords, Settings, solver
-from solvers.core.solve import by_method
+from solvers.core.solve import Keywords, Settings, by_method, solver
 from solvers.fcg import METHOD as FCG
 from solvers.gmres import method as gmres_method
 from solvers.minres import METHOD as MINRES
@@ -34,13 +33,7 @@ DTYPES = ("float32", "bfloat16")
 
 @solver(rtol=None)
 def refine(
-    A: Any,
-    b: Any,
-    x0: Any = None,
-    *,
-    dtype: Any = None,
-    method: str = "cg",
-    **settings: Unpack[Keywords],
+    A: Any, b: Any, x0: Any = None, *, dtype: Any = None, method: str = "cg", **settings: Unpack[Keywords]
 ) -> Solution:
     """Solves A·x = b to the accuracy of b's dtype, with most of the work in a narrower dtype.
 

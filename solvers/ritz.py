@@ -7,9 +7,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxsparse_fmt.core import mesh_axes
-from solvers.core.scaling import Map, scaled
-from solvers.core.space import length
-from solvers.core.vectors import matmul, ratio
+from solvers.core.space import Map, length
+from solvers.core.vectors import matmul, ratio, scaled
 from solvers.eigenpairs import Limits
 from solvers.eigsh import ROUNDED, TRUE
 from solvers.pencil import Pencil

@@ -9,7 +9,7 @@ import numpy as np
 
 from solvers import on_host
 from solvers.core import arguments, opaque
-from solvers.core.settings import Settings
+from solvers.core.solve import Settings
 from solvers.core.space import length
 from solvers.core.stopping import within_rounding
 from solvers.direct import placed_like

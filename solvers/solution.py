@@ -168,20 +168,20 @@ class Outcome:
 
     def _repr_html_(self) -> str | None:
         """For notebooks: status, method, residual and the history as a curve; None, for which `repr` stands, in jit."""
-        if isinstance(self.code, Tracer) or not isinstance(self.code, (jax.Array, np.ndarray)) or not self.code.size:
+        if not (_is_concrete(self.code) and self.code.size):
             return None
         one, steps = is_one_number(self.code), np.asarray(self.n_iterations)
         status = Status(int(self.code)) if one else None
         told = self._counts() if status is None else status.name
         told += f": {self._messages.get(status, status.message)}" if status else ""  # not of CONVERGED, which is 0
         rows = [("status", told)]
-        rows += [("method", self.method)] if isinstance(self, Solution) and self.method else []
+        rows += [("method", method)] if (method := getattr(self, "method", "")) else []
         rows += [("iterations", f"{int(steps):,}" if one else f"{steps.min():,} to {steps.max():,}")]
         rows += [
             (self._norm.removesuffix("s").replace("_", " "), f"{'' if one else 'at most '}{self._worst_norm():.3g}")
         ]
         rows += [("result", self._content())]
-        history = self.history if one and isinstance(self, Solution) else None
+        history = getattr(self, "history", None) if one else None
         return _html.table(type(self).__name__, rows, "" if history is None else _html.sparkline(history))
 
     def _counts(self) -> str:
@@ -192,7 +192,7 @@ class Outcome:
 
     def __repr__(self) -> str:
         name = type(self).__name__
-        if not isinstance(self.code, (jax.Array, np.ndarray)) or isinstance(self.code, Tracer):
+        if not _is_concrete(self.code):
             return f"{name}(status: {self.code}, {self._content()})"
         if not is_one_number(self.code):
             return f"{name}({self._counts()}, {self._content()})"
@@ -287,6 +287,10 @@ class Solution(Outcome):
             return jnp.where(self.norms < 0, jnp.nan, self.norms)
 
 
+def _is_concrete(a: Any) -> bool:
+    return isinstance(a, (jax.Array, np.ndarray)) and not isinstance(a, Tracer)
+
+
 def is_one_number(a: Array) -> bool:
     """Whether `a` is a concrete array without axes."""
-    return isinstance(a, (jax.Array, np.ndarray)) and a.ndim == 0 and not isinstance(a, Tracer)
+    return _is_concrete(a) and a.ndim == 0

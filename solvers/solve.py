@@ -12,8 +12,7 @@ from jaxsparse_fmt._arguments import check_choice
 from jaxsparse_fmt._tracing import in_trace, is_traced
 from solvers.core import arguments
 from solvers.core.operators import Wrapped, call_for, is_function, operator, preconditioner
-from solvers.core.settings import Keywords, Settings, solver
-from solvers.core.solve import by_method
+from solvers.core.solve import Keywords, Settings, by_method, solver
 from solvers.direct import placed_like, reachable
 from solvers.facts import Facts, Memory, NotFinite, Success, is_plain, recalled
 from solvers.on_host import refined

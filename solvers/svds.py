@@ -24,9 +24,8 @@ from jaxsparse_fmt.core.basis import Basis, Operator
 from solvers import factors
 from solvers.core import arguments
 from solvers.core.operators import UserFunction, promoted, traced, wrapped
-from solvers.core.scaling import scaled
 from solvers.core.space import HERE, exponent, length
-from solvers.core.vectors import adjoint_product, matmul, ratio
+from solvers.core.vectors import adjoint_product, matmul, ratio, scaled
 from solvers.eigenpairs import MESSAGES
 from solvers.eigsh import TRUE, eigsh
 from solvers.precond import _checks as checks

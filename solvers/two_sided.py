@@ -11,9 +11,7 @@ from jax import Array, lax
 
 from jaxsparse_fmt.core.basis import Basis, Operator
 from solvers.core import opaque, operators, stopping
-from solvers.core.linear_solve import transposed
-from solvers.core.scaling import Map
-from solvers.core.space import length
+from solvers.core.space import Map, length, transposed
 from solvers.core.vectors import matmul, ratio
 from solvers.eigenpairs import EigenSolution, krylov, where_solved
 from solvers.gmres import method as gmres

@@ -21,8 +21,7 @@ from solvers.bicgstab import METHOD as BICGSTAB
 from solvers.cg import METHOD as CG
 from solvers.core import arguments
 from solvers.core.operators import is_function
-from solvers.core.settings import Settings
-from solvers.core.solve import by_method
+from solvers.core.solve import Settings, by_method
 from solvers.direct import by_factors, prepared, unsolved
 from solvers.estimates import BLOCK, Trial, Way, estimate
 from solvers.facts import Facts, check_finite

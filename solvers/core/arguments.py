@@ -77,11 +77,16 @@ class Ravel:
       tree: the structure of the pytree.
       shapes: of its leaves.
       dtypes: of its leaves, which their parts of a vector take; empty if they are all the same.
+      callback: a user's function of pytrees, of which this object is one of vectors; equal ones share programs.
     """
 
     tree: Any
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[np.dtype, ...] = ()
+    callback: Any = None
+
+    def __call__(self, v: Array) -> None:
+        self.callback(self.pytree(v))
 
     def vector(self, a: Any, name: str) -> Array:
         """The leaves of `a` as one vector [n]. ValueError: another structure or other shapes."""
@@ -105,17 +110,6 @@ class Ravel:
     def function(self, f: Any, name: str) -> Any:
         """A user's function of pytrees as a function of vectors; None and matrices, which act on vectors, unchanged."""
         return UserFunction(lambda v: self.vector(f(self.pytree(v)), f"{name}·v"), f) if is_function(f) else f
-
-
-@dataclasses.dataclass(frozen=True)
-class Raveled:
-    """A user's callback for pytrees, as one for vectors; equal ones share compiled programs."""
-
-    callback: Callable[[Any], None]
-    ravel: Ravel
-
-    def __call__(self, v: Array) -> None:
-        self.callback(self.ravel.pytree(v))
 
 
 def ravel(b: Any, A: Any) -> Ravel | None:

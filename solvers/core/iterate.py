@@ -24,10 +24,9 @@ from jaxsparse_fmt.core.basis import IDENTITY, Basis
 from jaxsparse_fmt.core.vector_passes import Pass
 from solvers.core import stopping
 from solvers.core.diagnosis import diagnosed
-from solvers.core.scaling import Map, exponent_of, power_of_two, unit_of
-from solvers.core.space import Space
+from solvers.core.space import Map, Space
 from solvers.core.stopping import OVER, RUNNING, Best, End, Limits, Loop, Now, Outer, is_taken, recorded
-from solvers.core.vectors import anyone, dot
+from solvers.core.vectors import anyone, dot, exponent_of, power_of_two
 from solvers.solution import Status
 
 FAR = 1024  # times b: an x0 with a residual that large is not used
@@ -151,8 +150,8 @@ def run(space: Space, method: Method, options: Options, system: System) -> tuple
     A, M, b, x0, limits, inner, basis, _ = system
     budget = limits.budget
     narrow, multiplied = options.dtype or b.dtype, A if inner is None else inner
-    v = stopping.noise(space, b)
-    Av, unit = A(v), unit_of(space, b)
+    v = space.unit_noise(b)
+    Av, unit = A(v), space.unit(b)
     b = b / unit
     squared = space.dot(b, b)
     sized = M is None and method.sums is None

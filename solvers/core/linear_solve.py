@@ -5,8 +5,10 @@ primitive has three kinds: the solution, which a user calls, and the products of
 which start from zero and check their residual. Derivatives of any order, and transposes, consist of these three.
 """
 
+import contextvars
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
@@ -16,18 +18,73 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec
 
 from jaxsparse_fmt.core import mesh_axes
-from jaxsparse_fmt.core.basis import IDENTITY
-from jaxsparse_fmt.core.vector_passes import Pass
-from solvers.core import iterate, opaque
+from jaxsparse_fmt.core.basis import IDENTITY, Basis, within
+from solvers.core import arguments, iterate, nullspaces, opaque, unrolled
 from solvers.core.iterate import Method, Options, System
-from solvers.core.scaling import Map, Product, unit_of
-from solvers.core.settings import Adjoint, Rough
-from solvers.core.space import Space, length, outside
-from solvers.core.stopping import End, is_failure
+from solvers.core.operators import Function, UserFunction
+from solvers.core.program import Entry
+from solvers.core.space import Map, Space, length, outside, product, transposed
+from solvers.core.stopping import End, Limits, is_failure
 from solvers.core.vectors import ratio
-from solvers.solution import Status
+from solvers.solution import Solution, Status
 
 TRUNCATED = (Status.CONVERGED, Status.MAXITER, Status.STAGNATION, Status.ROUNDED)
+
+
+@dataclasses.dataclass(frozen=True)
+class Adjoint:
+    """Options for the linear systems of a derivative: A·dx = db − dA·x forward, Aᵀ·λ = x̄ backward.
+
+    They start from zero, with the method and M of the solve. A derivative is NaN if its system neither meets the
+    tolerance nor comes as close to it as rounding allows, or if the solve itself failed.
+
+    Attributes:
+      rtol: relative to the system's own right-hand side; None takes that of the solve. 0: down to rounding.
+      maxiter: most iterations; None takes 10·n, or the maxiter of the solve if that is larger.
+      truncated: accept the results of a solve, and of a derivative's system, that ended by maxiter or stagnation. The
+        derivative takes the x returned for the solution; adjoint="unrolled" differentiates the steps instead.
+      report: called as report(status, iterations, relative_residual) when such a system ends: a `Status`, an int and a
+        float; arrays of [k] for k systems at once. If the solve itself failed, the status is that of the solve.
+
+    Raises:
+      ValueError, TypeError: at construction, for an invalid number or function.
+    """
+
+    rtol: float | None = None
+    maxiter: int | None = None
+    truncated: bool = False
+    report: Callable[[Any, Any, Any], None] | None = None
+
+    def __post_init__(self) -> None:
+        if self.rtol is not None:
+            object.__setattr__(self, "rtol", float(arguments.nonnegative(self.rtol, "rtol")))
+        if self.maxiter is not None:
+            object.__setattr__(self, "maxiter", arguments.int_at_least(self.maxiter, "maxiter", 0))
+        if not isinstance(self.truncated, bool):
+            raise TypeError(f"truncated must be True or False; got {self.truncated!r}")
+        arguments.function_or_none(self.report, "report")
+
+
+# Whether a preconditioner is being traced; the solves inside it are `Rough`.
+in_preconditioner = contextvars.ContextVar("in_preconditioner", default=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rough(Adjoint):
+    """The adjoint of a solve inside a preconditioner. Its transpose is not checked, since M is itself approximate."""
+
+
+def as_preconditioner(M: UserFunction) -> UserFunction:
+    """M, inside which solves are `Rough`."""
+
+    def applied(r: jax.Array) -> Any:
+        token = in_preconditioner.set(True)
+        try:
+            return M.apply(r)
+        finally:
+            in_preconditioner.reset(token)
+
+    return dataclasses.replace(M, apply=applied)
 
 
 class Solve(opaque.Operation):
@@ -109,7 +166,7 @@ class Solve(opaque.Operation):
             return _or_nan(self.adjoint, x, end, None, c, failed)
         x, space = jnp.conj(x), outside(system.basis)
         r = c - self._product(system.A, c)(x)
-        unit = unit_of(space, r)
+        unit = space.unit(r)
         end, limit = end._replace(norm=unit * space.norm(r / unit)), system.limits.rtol * end.b_norm
         return _or_nan(self.adjoint, x, end, limit, c, failed)
 
@@ -158,23 +215,6 @@ def _in_pieces(options: Options, basis: Any, system: System) -> System | None:
     return System(A, M, piece, None if system.x0 is None else piece, same, inner)
 
 
-def product(A: Any, dtype: Any, sums: tuple[Pass, int] | None = None) -> Map:
-    """v -> A·v in `dtype`; with `sums` a `Product`, if A computes sums too."""
-
-    def apply(v: Array) -> Array:
-        return (A @ v).astype(dtype)
-
-    if sums and A._fuses_sums and jnp.result_type(A.dtype, dtype) == dtype:
-        return Product(apply, A._matvec_sums, *sums)
-    return apply
-
-
-def transposed(f: Map, example: Any) -> Map:
-    """v -> fᵀ·v of a linear f from and to vectors like `example`."""
-    apply, like = f.apply if isinstance(f, Product) else f, mesh_axes.shaped_like(example, example.dtype)
-    return lambda v: jax.linear_transpose(apply, like)(v)[0]
-
-
 def hermitian_solve(matvec: Map, solve: Map, rhs: Array) -> Array:
     """The z with matvec(z) = rhs by `solve`, differentiable; the transpose of a Hermitian system is its conjugate."""
     return lax.custom_linear_solve(
@@ -221,3 +261,49 @@ def report(to: Any, end: Any, code: Array, rhs: Array) -> None:
         to(*((Status(int(code)), int(iterations), float(residual)) if one else (code, iterations, residual)))
 
     jax.debug.callback(called, code, end.k, ratio(end.norm, length(rhs)))
+
+
+def _in_basis(
+    solve: Solve, maps: tuple[Any, ...], basis: Basis, b: Array, x0: Any, limits: Limits, spaces: Any
+) -> Solution:
+    options, (A, M), inner, narrow = solve.options, maps, None, solve.options.dtype or b.dtype
+    b, x0 = basis.enter(b), None if x0 is None else basis.enter(x0)
+    if options.values is not None:
+        values = options.dtype if options.values == jnp.float32 else options.values
+        inner = A.astype(values)
+        M = M if isinstance(M, Function) else jax.tree.map(functools.partial(_narrowed, dtype=options.dtype), M)
+    M, singular, rhs = None if M is None else within(M, basis), A, b
+    if spaces is not None:
+        b, x0 = nullspaces.projected(spaces.L, b), None if x0 is None else nullspaces.projected(spaces.Z, x0)
+        A, inner = (nullspaces.deflated(a, spaces, basis.over, dtype) for a, dtype in ((A, b.dtype), (inner, narrow)))
+        M = nullspaces.between(M, spaces, basis.over, narrow, solve.method.least_squares)
+    system = System(A, M, b, x0, lax.stop_gradient(limits), inner, basis)
+    if isinstance(solve.adjoint, int):
+        x, end = unrolled.run(outside(basis), solve.method, options, solve.adjoint, system)
+    else:
+        x, end = solve(system)  # the primitive: see `Solve.compute`
+    norms = end.norms if options.history_length else None
+    sol = Solution(x, end.code, end.k, end.norm, norms)
+    if spaces is not None:
+        sol = nullspaces.shortest(sol, singular, rhs, spaces, basis, system.limits)
+    return dataclasses.replace(sol, x=basis.leave(sol.x))
+
+
+def _narrowed(a: Any, dtype: Any) -> Any:
+    """An array of M in a narrow type, if it has floats or complex numbers."""
+    real = jnp.finfo(dtype).dtype
+    return a.astype(dtype if jnp.iscomplexobj(a) else real) if jnp.issubdtype(a.dtype, jnp.inexact) else a
+
+
+def _examples(solve: Solve, b: Array) -> tuple[Any, Any]:
+    return b, b if solve.options.dtype is None else mesh_axes.shaped_like(b, solve.options.dtype)
+
+
+def _shardings(solve: Solve, b: Array) -> Solution:
+    x: Any = mesh_axes.spec_like(b)
+    columns: Any = mesh_axes.spec_like(b, None)
+    one: Any = PartitionSpec(*columns[1:])
+    return Solution(x, one, one, one, columns if solve.options.history_length else None)
+
+
+solution = Entry(_in_basis, _examples, _shardings)

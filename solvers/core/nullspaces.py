@@ -25,7 +25,6 @@ from jaxsparse_fmt._tracing import is_traced
 from jaxsparse_fmt.core.basis import Basis, Operator
 from solvers.core import arguments, opaque, stopping
 from solvers.core.program import Entry
-from solvers.core.settings import Settings
 from solvers.core.space import outside
 from solvers.core.vectors import linear_combination, matmul, products, ratio
 from solvers.solution import Solution, Status
@@ -90,8 +89,8 @@ def _along(V: Array, v: Array, over: Any = None) -> Array:
     return lax.psum(found, over.axis) if over is not None and over.is_manual else found
 
 
-def given(settings: Settings, n: int, ravel: Any, self_adjoint: bool) -> list[Array]:
-    """The bases of a null space, and of a left one if there is one, [n, m] each, as the user gave them.
+def given(settings: Any, n: int, ravel: Any, self_adjoint: bool) -> list[Array]:
+    """The bases of a null space, and of a left one if there is one, [n, m] each, as the user gave them in `Settings`.
 
     ValueError: not m < n vectors of n, or one space without the other. TypeError: not numeric.
     """

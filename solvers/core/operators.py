@@ -48,6 +48,11 @@ class Wrapped(Operator):
     def T(self) -> "Wrapped":
         return Wrapped(self.A.T)
 
+    @property
+    def astype(self) -> Callable[[Any], "Wrapped"]:
+        narrowed = self.A.astype  # which A may lack
+        return lambda dtype: Wrapped(narrowed(dtype))
+
     def __matmul__(self, x: Any) -> Array:
         return times(self.A, x)
 

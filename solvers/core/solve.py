@@ -1,26 +1,177 @@
-"""The body of the solvers of A·x = b: checks the arguments, enters the matrix's basis and leaves it."""
+"""What every solver of A·x = b takes: its keywords (`Settings`); and A, b, x0 and M, in `by_method`.
+
+A method's function has the decorator `solver`, which adds the keywords, and calls `by_method`.
+"""
 
 import dataclasses
 import functools
-from typing import Any
+import inspect
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any, Literal, ParamSpec, TypedDict, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
-from jax.sharding import PartitionSpec
+from jax.core import Tracer
 
-from jaxsparse_fmt.core import mesh_axes
-from jaxsparse_fmt.core.basis import IDENTITY, Basis, within
-from solvers.core import arguments, nullspaces, unrolled
-from solvers.core.iterate import Method, System
-from solvers.core.linear_solve import Solve
-from solvers.core.operators import Function, UserFunction, Wrapped, operator, preconditioner, product_dtype, promoted
-from solvers.core.program import Entry
-from solvers.core.settings import NUMBERS, Adjoint, Settings, as_preconditioner
-from solvers.core.space import outside
+from jaxsparse_fmt.core.basis import IDENTITY
+from jaxsparse_fmt.kernels.backends import jax_versions
+from solvers.core import arguments, linear_solve, nullspaces
+from solvers.core.iterate import Method, Options
+from solvers.core.linear_solve import Adjoint, Rough, Solve
+from solvers.core.operators import UserFunction, operator, preconditioner, product_dtype, promoted
 from solvers.core.stopping import Limits
 from solvers.solution import Solution
+
+P = ParamSpec("P")
+Result = TypeVar("Result", bound=Solution)
+
+# Steps between two checks of the stopping rule on a GPU: a check waits some 30 µs for the host. On average half of the
+# steps between two checks are wasted at the end, and in a refinement also before each true residual.
+STEPS_PER_CHECK_DEFAULT = 10
+STEPS_PER_CHECK_SMALL, SMALL = 40, 250_000  # unknowns, whose steps take less than 10 µs
+NUMBERS = ("rtol", "atol", "maxiter", "history", "check_every")
+RTOL = 1e-6  # if none is given
+OF_SOLVE = Adjoint()  # likewise
+
+
+class Keywords(TypedDict, total=False):
+    """The keywords of every solver of A·x = b, as type checkers read them; `cg` explains each."""
+
+    M: Any
+    rtol: float
+    atol: float
+    maxiter: int | None
+    history: bool | int
+    callback: Callable[[jax.Array], None] | None
+    progress: Callable[[int, float], None] | bool | None
+    check_every: int | None
+    adjoint: Adjoint | Literal["unrolled"]
+    nullspace: Any
+    left_nullspace: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """`Keywords`, checked when they are made; numbers are Python's, or traced. A default needs no check.
+
+    Attributes:
+      budget: of a trial of `solve` (`Limits`).
+    """
+
+    M: Any = None
+    rtol: Any = RTOL
+    atol: Any = 0.0
+    maxiter: Any = None
+    history: Any = False
+    callback: Any = None
+    progress: Any = None
+    check_every: Any = None
+    adjoint: Any = OF_SOLVE
+    nullspace: Any = None
+    left_nullspace: Any = None
+    budget: Any = None
+
+    def __post_init__(self) -> None:
+        for name, check in CHECKS.items():
+            if (value := getattr(self, name)) is not getattr(Settings, name):
+                object.__setattr__(self, name, check(value))
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether the user sees more of the steps than their result."""
+        return self.history is not False or self.callback is not None or self.progress is not None
+
+    def limits(self, most: int, drop: float = 0.0) -> Limits:
+        """The numbers of the stopping rule, where a maxiter of None allows `most` iterations."""
+        most, real = min(most, 2**31 - 1), jax.dtypes.canonicalize_dtype(float)
+        longest = most if self.maxiter is None else self.maxiter
+        traced = isinstance(longest, Tracer)
+        longest = arguments.traced_maxiter(longest) if traced else np.asarray(longest, np.int32)
+        budget = None if self.budget is None else np.asarray(self.budget, np.float32)
+        # NumPy's numbers, which jit takes in the least time: an array on the device would cost 50 µs, an operation 10.
+        rtol: Any = self.rtol if isinstance(self.rtol, Tracer) else np.asarray(self.rtol, real)
+        atol: Any = self.atol if isinstance(self.atol, Tracer) else np.asarray(self.atol, real)
+        limits = Limits(rtol, atol, longest, np.asarray(drop, real), budget=budget)  # pyright: ignore[reportArgumentType]
+        if isinstance(self.adjoint, str) or linear_solve.in_preconditioner.get():
+            return limits
+        if (of_derivative := self.adjoint.rtol) is None and not isinstance(rtol, Tracer) and rtol >= arguments.ANY:
+            of_derivative = RTOL  # with that of the solve, all derivatives would be 0
+        if of_derivative is not None:
+            limits = limits._replace(derivative_rtol=np.asarray(of_derivative, real))
+        if self.adjoint.maxiter is not None:
+            return limits._replace(derivative_maxiter=np.asarray(self.adjoint.maxiter, np.int32))
+        return limits._replace(derivative_maxiter=(jnp if traced else np).maximum(longest, most))
+
+    def of_loop(self, arrays: list[Any], n: int, most: int, drop: float = 0.0) -> tuple[Options, Any, Limits]:
+        """The static options of a loop over n unknowns, those of its derivatives, and `limits(most, drop)`.
+
+        Args:
+          arrays: those of A, b and M, where the loop runs.
+        """
+        limits, adjoint, every, history = self.limits(most, drop), self.adjoint, self.check_every, 0
+        if every is None:
+            every = steps_per_check(n, arguments.memory.device(arrays).platform, self.M, drop > 0)
+        if self.history is not False:
+            history = arguments.history_length(self.history, limits.maxiter)
+        if isinstance(adjoint, Adjoint) and (adjoint is not Settings.adjoint or linear_solve.in_preconditioner.get()):
+            # Its numbers are limits, and derivatives alone call a report: no other program keeps what that holds.
+            report = adjoint.report if jax_versions.is_traced_here() else None
+            rough = linear_solve.in_preconditioner.get()
+            adjoint = Rough(report=report) if rough else Adjoint(None, None, adjoint.truncated, report)
+        return Options(history, every, self.callback, self.progress), adjoint, limits
+
+
+def _adjoint(value: Any) -> Any:
+    if isinstance(value, Adjoint) or (isinstance(value, str) and value == "unrolled"):
+        return value
+    raise TypeError(f"adjoint must be a solvers.Adjoint or 'unrolled'; got {value!r}")
+
+
+CHECKS: dict[str, Callable[[Any], Any]] = {
+    "rtol": lambda value: arguments.nonnegative(value, "rtol", infinite=True),
+    "atol": lambda value: arguments.nonnegative(value, "atol", infinite=True),
+    "maxiter": lambda value: value if isinstance(value, Tracer) else arguments.int_at_least(value, "maxiter", 0),
+    "history": arguments.history,
+    "callback": lambda value: arguments.function_or_none(value, "callback"),
+    "progress": arguments.watcher,
+    "check_every": lambda value: None if value is None else arguments.int_at_least(value, "check_every", 1),
+    "adjoint": _adjoint,
+}
+
+
+def steps_per_check(n: int, platform: str, M: Any = None, refines: bool = False) -> int:
+    """Steps between two checks of the stopping rule for n unknowns.
+
+    An M with a coarse space has ten arrays, a cycle of multigrid dozens, and most take a kernel or more.
+    """
+    if platform == "cpu":
+        return 1
+    steps = STEPS_PER_CHECK_SMALL if n <= SMALL and not refines else STEPS_PER_CHECK_DEFAULT
+    return min(steps, max(STEPS_PER_CHECK_SMALL // max(len(jax.tree.leaves(M)), 1), 1))
+
+
+def solver(lacks: tuple[str, ...] = (), **changed: Any) -> Callable[[Callable[P, Result]], Callable[P, Result]]:
+    """A decorator: the signature of the function lists the `Keywords` that it takes as `**settings`.
+
+    Args:
+      lacks: keywords that it does not take.
+      changed: the defaults that the signature shows, where they differ from those of `Settings`.
+    """
+    shared = [
+        inspect.Parameter(k, inspect.Parameter.KEYWORD_ONLY, default=changed.get(k, getattr(Settings, k)), annotation=t)
+        for k, t in inspect.get_annotations(Keywords).items()
+        if k not in lacks
+    ]
+
+    def decorate(function: Callable[P, Result]) -> Callable[P, Result]:
+        bare = inspect.signature(function)
+        of_function = [p for p in bare.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        parameters = sorted([*shared, *of_function], key=attrgetter("kind"))
+        return arguments.door(function, bare.replace(parameters=parameters))
+
+    return decorate
 
 
 def by_method(
@@ -39,7 +190,7 @@ def by_method(
         x0 = None if x0 is None else ravel.vector(x0, "x0")
         A, M = ravel.function(A, "A"), ravel.function(M, "M")
         if settings.callback is not None:
-            settings = dataclasses.replace(settings, callback=arguments.Raveled(settings.callback, ravel))
+            settings = dataclasses.replace(settings, callback=dataclasses.replace(ravel, callback=settings.callback))
     if x0 is not None and (x0 := arguments.vectors(x0, "x0")).shape != b.shape:
         raise ValueError(f"x0 has shape {x0.shape}; it must have b's, {b.shape}")
     n, spaces = b.shape[0], None
@@ -67,16 +218,28 @@ def by_method(
     if narrow is not None:
         options = options._replace(values=narrow, dtype=_inner_dtype(A, narrow, dtype))
     if adjoint == "unrolled":
-        adjoint = unrolled.count(settings, narrow)
+        adjoint = _steps(settings, narrow)
     # JAX differentiates unrolled steps through M, so that M's own solves must be as accurate as any other.
     elif isinstance(M, UserFunction):
-        M = as_preconditioner(M)
+        M = linear_solve.as_preconditioner(M)
     if spaces is not None:
         spaces, arrays = nullspaces.found(A, basis, b, spaces), None
     calls = settings.callback is not None or settings.progress is not None
     static = Solve(method, options, adjoint)
-    sol = _solve(static, (A, M), basis, b, x0, limits, spaces, calls=calls, arrays=arrays)
+    sol = linear_solve.solution(static, (A, M), basis, b, x0, limits, spaces, calls=calls, arrays=arrays)
     return sol if ravel is None else dataclasses.replace(sol, x=ravel.pytree(sol.x))
+
+
+def _steps(settings: Settings, narrow: Any) -> int:
+    """The number of steps. ValueError: no maxiter, or a setting or method that cannot be unrolled."""
+    if settings.maxiter is None or isinstance(settings.maxiter, Tracer):
+        raise ValueError(f"adjoint='unrolled' needs maxiter=, the number of steps; got {settings.maxiter!r}")
+    if narrow is not None:
+        raise ValueError("adjoint='unrolled' is not for refine; unroll the method itself")
+    for name in ("callback", "progress"):
+        if getattr(settings, name) is not None:
+            raise ValueError(f"adjoint='unrolled' calls no {name}; pass history=True")
+    return settings.maxiter
 
 
 def _inner_dtype(A: Any, values: Any, wide: Any) -> Any:
@@ -84,7 +247,7 @@ def _inner_dtype(A: Any, values: Any, wide: Any) -> Any:
 
     TypeError: A has no values to narrow. ValueError: these are not narrower than `wide`.
     """
-    if not hasattr(A.A if isinstance(A, Wrapped) else A, "astype"):
+    if not hasattr(A, "astype"):
         raise TypeError("A is a function, which has no narrower values; store it as a matrix, or use the method")
     if jnp.finfo(values).bits >= jnp.finfo(wide).bits:
         raise ValueError(
@@ -100,12 +263,6 @@ def _inner_dtype(A: Any, values: Any, wide: Any) -> Any:
     return jnp.dtype(jnp.complex64 if is_complex else jnp.float32)
 
 
-def _narrowed(a: Any, dtype: Any) -> Any:
-    """An array of M in a narrow type, if it has floats or complex numbers."""
-    real = jnp.finfo(dtype).dtype
-    return a.astype(dtype if jnp.iscomplexobj(a) else real) if jnp.issubdtype(a.dtype, jnp.inexact) else a
-
-
 def _arguments(given: Any, method: Method, settings: Settings, *narrow: Any) -> dict[str, Any]:
     """The vectors of the caller, and what decides the program and its limits in words that all processes share."""
     start: Any = method.start
@@ -118,43 +275,3 @@ def _arguments(given: Any, method: Method, settings: Settings, *narrow: Any) -> 
     rest = {"method": words, "adjoint": adjoint, "narrow": narrow}
     same = {name: getattr(settings, name) for name in (*NUMBERS, *nullspaces.KEYWORDS, "M")}
     return {"b": given[0], "x0": given[1]} | same | calls | rest
-
-
-def _in_basis(
-    solve: Solve, maps: tuple[Any, ...], basis: Basis, b: Array, x0: Any, limits: Limits, spaces: Any
-) -> Solution:
-    options, (A, M), inner, narrow = solve.options, maps, None, solve.options.dtype or b.dtype
-    b, x0 = basis.enter(b), None if x0 is None else basis.enter(x0)
-    if options.values is not None:
-        values = options.dtype if options.values == jnp.float32 else options.values
-        inner = Wrapped(A.A.astype(values)) if isinstance(A, Wrapped) else A.astype(values)
-        M = M if isinstance(M, Function) else jax.tree.map(functools.partial(_narrowed, dtype=options.dtype), M)
-    M, singular, rhs = None if M is None else within(M, basis), A, b
-    if spaces is not None:
-        b, x0 = nullspaces.projected(spaces.L, b), None if x0 is None else nullspaces.projected(spaces.Z, x0)
-        A, inner = (nullspaces.deflated(a, spaces, basis.over, dtype) for a, dtype in ((A, b.dtype), (inner, narrow)))
-        M = nullspaces.between(M, spaces, basis.over, narrow, solve.method.least_squares)
-    system = System(A, M, b, x0, lax.stop_gradient(limits), inner, basis)
-    if isinstance(solve.adjoint, int):
-        x, end = unrolled.run(outside(basis), solve.method, options, solve.adjoint, system)
-    else:
-        x, end = solve(system)  # the primitive: see `Solve.compute`
-    norms = end.norms if options.history_length else None
-    sol = Solution(x, end.code, end.k, end.norm, norms)
-    if spaces is not None:
-        sol = nullspaces.shortest(sol, singular, rhs, spaces, basis, system.limits)
-    return dataclasses.replace(sol, x=basis.leave(sol.x))
-
-
-def _examples(solve: Solve, b: Array) -> tuple[Any, Any]:
-    return b, b if solve.options.dtype is None else mesh_axes.shaped_like(b, solve.options.dtype)
-
-
-def _shardings(solve: Solve, b: Array) -> Solution:
-    x: Any = mesh_axes.spec_like(b)
-    columns: Any = mesh_axes.spec_like(b, None)
-    one: Any = PartitionSpec(*columns[1:])
-    return Solution(x, one, one, one, columns if solve.options.history_length else None)
-
-
-_solve = Entry(_in_basis, _examples, _shardings)

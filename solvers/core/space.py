@@ -9,6 +9,7 @@ A method's arithmetic is local; the `Space` computes whatever adds up, or compar
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,8 +20,29 @@ from jax import Array, lax
 from jaxsparse_fmt._pytrees import pytree
 from jaxsparse_fmt.core import mesh_axes, vector_passes
 from jaxsparse_fmt.core.vector_passes import Number, Parts, Pass
-from solvers.core import scaling, vectors
-from solvers.core.scaling import Map, Product
+from solvers.core import vectors
+
+Map = Callable[[Array], Array]
+
+
+@pytree
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """v -> A·v, with sums over it from the same pass; `apply` is the product alone.
+
+    On a GPU a call uses the kernel of the steps, the pass `what` over A·v and `count` vectors, so that XLA compiles one
+    kernel.
+    """
+
+    apply: Map
+    with_sums: Callable[..., tuple[Array, tuple[Number, ...]]]  # (v, what, *beside)
+    what: Pass
+    count: int
+
+    def __call__(self, v: Array) -> Array:
+        if not vector_passes.by_kernel(v):
+            return self.apply(v)
+        return self.with_sums(v, self.what, *[v] * self.count)[0]
 
 
 @pytree
@@ -61,7 +83,7 @@ class Space:
     def length(self, x: Array) -> Array:
         """‖x‖₂; no square over- or underflows."""
         exponent = self.exponent(x)
-        return scaling.scaled(self.norm(scaling.scaled(x, -exponent)), exponent)
+        return vectors.scaled(self.norm(vectors.scaled(x, -exponent)), exponent)
 
     def inner_product(self, x: Array, y: Array) -> Array:
         """xᴴ·y."""
@@ -73,8 +95,12 @@ class Space:
         return lax.pmax(here, self.over.axis) if self.in_pieces else here
 
     def exponent(self, v: Array) -> Array:
-        """e with 2ᵉ about the largest magnitude in v, by column, as in `scaling.exponent_of`."""
-        return scaling.exponent_of(self.largest(v))
+        """e with 2ᵉ about the largest magnitude in v, by column, as in `vectors.exponent_of`."""
+        return vectors.exponent_of(self.largest(v))
+
+    def unit(self, v: Array) -> Array:
+        """The power of two below the largest magnitude of v, by column, as far as the dtype can scale."""
+        return vectors.power_below(self.largest(v))
 
     def places(self, v: Array) -> int:
         """The number of entries of v over all devices, with empty places."""
@@ -90,6 +116,10 @@ class Space:
         """Pseudorandom entries in the shape of `like`, the same in every column and every run."""
         v = self.noise(like).astype(like.dtype)
         return mesh_axes.varying(jnp.broadcast_to(v.reshape(-1, *(1,) * (like.ndim - 1)), like.shape), like)
+
+    def unit_noise(self, like: Array) -> Array:
+        """A pseudorandom vector of norm about 1, the same in every column."""
+        return (3 / self.places(like)) ** 0.5 * self.probe(like)
 
     # ------------------------------------------------------------------------- passes, whose sums may stay in parts
 
@@ -142,3 +172,20 @@ largest, exponent, norm, length = HERE.largest, HERE.exponent, HERE.norm, HERE.l
 def outside(basis: Any) -> Space:
     """The space of arrays that have entered the basis, outside of shard_map."""
     return Space(basis.over)
+
+
+def product(A: Any, dtype: Any, sums: tuple[Pass, int] | None = None) -> Map:
+    """v -> A·v in `dtype`; with `sums` a `Product`, if A computes sums too."""
+
+    def apply(v: Array) -> Array:
+        return (A @ v).astype(dtype)
+
+    if sums and A._fuses_sums and jnp.result_type(A.dtype, dtype) == dtype:
+        return Product(apply, A._matvec_sums, *sums)
+    return apply
+
+
+def transposed(f: Map, example: Any) -> Map:
+    """v -> fᵀ·v of a linear f from and to vectors like `example`."""
+    apply, like = f.apply if isinstance(f, Product) else f, mesh_axes.shaped_like(example, example.dtype)
+    return lambda v: jax.linear_transpose(apply, like)(v)[0]

@@ -13,8 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jaxsparse_fmt._one_kernel import one_kernel
-from solvers.core.scaling import Map
-from solvers.core.space import Space
+from solvers.core.space import Map, Space
 from solvers.core.vectors import anyone, inner_product, once_if
 from solvers.solution import Status
 
@@ -176,11 +175,6 @@ class Judge(NamedTuple):
     scale: Array  # a power of two about the largest |A·v|: the square of scale·x lies in the dtype
     squared: Array  # ‖A·v / scale‖²
     skew: Any  # |Im vᴴ·A·v| / scale, 0 of a Hermitian A; None where no look asks for it
-
-
-def noise(space: Space, like: Array) -> Array:
-    """A pseudorandom vector of norm about 1, the same in every column."""
-    return (3 / space.places(like)) ** 0.5 * space.probe(like)
 
 
 def is_due(method: Any, now: Now, best: Best) -> Array:

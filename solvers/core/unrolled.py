@@ -4,31 +4,14 @@ Unlike the solution (`linear_solve`), the result of k steps has derivatives with
 has derivatives too, which training a preconditioner needs. Reverse mode keeps the vectors of every step.
 """
 
-from typing import Any
-
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.core import Tracer
 
 from solvers.core.iterate import Method, Options, System, by_norm, chosen, inverse_norm
-from solvers.core.linear_solve import product
-from solvers.core.scaling import scaled
-from solvers.core.settings import Settings
-from solvers.core.space import Space
-from solvers.core.stopping import FULL, RESTART, RUNNING, End, Now, noise, status_of
+from solvers.core.space import Space, product
+from solvers.core.stopping import FULL, RESTART, RUNNING, End, Now, status_of
+from solvers.core.vectors import scaled
 from solvers.solution import Status
-
-
-def count(settings: Settings, narrow: Any) -> int:
-    """The number of steps. ValueError: no maxiter, or a setting or method that cannot be unrolled."""
-    if settings.maxiter is None or isinstance(settings.maxiter, Tracer):
-        raise ValueError(f"adjoint='unrolled' needs maxiter=, the number of steps; got {settings.maxiter!r}")
-    if narrow is not None:
-        raise ValueError("adjoint='unrolled' is not for refine; unroll the method itself")
-    for name in ("callback", "progress"):
-        if getattr(settings, name) is not None:
-            raise ValueError(f"adjoint='unrolled' calls no {name}; pass history=True")
-    return settings.maxiter
 
 
 def run(space: Space, method: Method, options: Options, steps: int, system: System) -> tuple[Array, End]:
@@ -41,7 +24,7 @@ def run(space: Space, method: Method, options: Options, steps: int, system: Syst
     if system.M is not None:
         M = product(system.M, b.dtype)
     else:
-        M = by_norm(None if method.sums else inverse_norm(lax.stop_gradient(space.largest(A(noise(space, b))))))
+        M = by_norm(None if method.sums else inverse_norm(lax.stop_gradient(space.largest(A(space.unit_noise(b))))))
     r, x = b, jnp.zeros_like(b)
     if x0 is not None:
         r, x = b - A(x0), x0

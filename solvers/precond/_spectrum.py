@@ -6,9 +6,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxsparse_fmt.core import mesh_axes
-from solvers.core.scaling import Map, scaled
-from solvers.core.space import HERE, exponent
-from solvers.core.vectors import dot, ratio
+from solvers.core.space import HERE, Map, exponent
+from solvers.core.vectors import dot, ratio, scaled
 
 
 def chebyshev_step(rho: Any, center: Any, radius: Any) -> tuple[Any, Any, Any]:

@@ -16,8 +16,7 @@ import scipy.sparse.linalg as spla
 import jaxsparse_fmt as jsf
 from solvers import Status, direct, estimates, solve
 from solvers.cg import METHOD as CG
-from solvers.core.settings import Settings
-from solvers.core.solve import by_method
+from solvers.core.solve import Settings, by_method
 from solvers.gmres import method as gmres
 from solvers.minres import METHOD as MINRES
 from tests.solvers.test_solve import N, residual, tridiagonal

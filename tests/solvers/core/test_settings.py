@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from solvers import Adjoint, cg, refine, solve
-from solvers.core import settings
-from solvers.core.settings import Keywords, Settings
+from solvers.core import solve as intake
+from solvers.core.solve import Keywords, Settings
 
 B = [jnp.ones(3)]
 
@@ -26,9 +26,9 @@ def test_have_type_checkers_and_the_signature_of_a_method_the_fields_of_settings
 
 def test_is_each_value_checked_once_and_a_default_never(monkeypatch):
     checked = []
-    watched = {name: lambda value, name=name: checked.append(name) or value for name in settings.CHECKS}
-    monkeypatch.setattr(settings, "CHECKS", watched)
-    Settings(rtol=settings.RTOL, adjoint=Settings.adjoint)
+    watched = {name: lambda value, name=name: checked.append(name) or value for name in intake.CHECKS}
+    monkeypatch.setattr(intake, "CHECKS", watched)
+    Settings(rtol=intake.RTOL, adjoint=Settings.adjoint)
     assert checked == []
     Settings(rtol=1e-3, callback=print).limits(5)
     assert checked == ["rtol", "callback"]
