@@ -32,6 +32,21 @@ def is_on_cpu(a: Any) -> bool:
     return not isinstance(a, jax.Array) or {d.platform for d in a.devices()} == {"cpu"}
 
 
+def device_of(*given: Any) -> Any:
+    """This process's first device of the first array in the pytrees `given` that is not traced.
+
+    If there is none, the device on which JAX puts an array at present: that of `jax.default_device`, else this
+    process's first.
+    """
+    for a in jax.tree.leaves(given):
+        if isinstance(a, jax.Array) and not isinstance(a, Tracer) and (local := a.sharding.addressable_devices):
+            return min(local, key=operator.attrgetter("id"))
+    chosen = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
+    if isinstance(chosen, str):  # a platform
+        return jax.local_devices(backend=chosen)[0]
+    return jax.local_devices()[0] if chosen is None else chosen
+
+
 def in_trace() -> bool:
     """Whether operations are traced here, by jit, vmap or a derivative; compiles nothing."""
     return isinstance(jax.device_put(_zero()), Tracer)

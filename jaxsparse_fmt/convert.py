@@ -14,7 +14,7 @@ import scipy
 from jaxsparse_fmt._arguments import as_floating, of_jax_sparse, real_number, whole_number
 from jaxsparse_fmt._dtypes import check_keeps_imaginary, floating_dtype, requested_dtype
 from jaxsparse_fmt._progress import staged
-from jaxsparse_fmt._tracing import concrete, is_traced
+from jaxsparse_fmt._tracing import concrete, device_of, is_traced
 from jaxsparse_fmt._types import Csr, CsrArrays, Target
 from jaxsparse_fmt.algebra import patterns
 from jaxsparse_fmt.algebra.assembly import assembly, coordinates, grouped, summed
@@ -22,7 +22,7 @@ from jaxsparse_fmt.choose import ranking
 from jaxsparse_fmt.core.kept import Kept
 from jaxsparse_fmt.core.matrix import CHOOSERS, SparseMatrix, build
 from jaxsparse_fmt.core.scipy_names import ScipyNames
-from jaxsparse_fmt.formats import building, memory
+from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.bsr import MAX_COLUMNS
 from jaxsparse_fmt.formats.order import order_of
 from jaxsparse_fmt.formats.paired import Paired
@@ -96,7 +96,7 @@ def _chooser(choose: Callable[[Csr, Target], SparseMatrix]) -> Callable[[Any, Ta
     made = Kept(8, "chosen formats")
 
     def chosen(A: Any, target: Target) -> SparseMatrix:
-        where = selection.active_backend(target.backend), memory.device(), jax.sharding.get_abstract_mesh()
+        where = selection.active_backend(target.backend), device_of(), jax.sharding.get_abstract_mesh()
 
         def identity(A: Any) -> tuple[Any, list[Any]]:
             leaves, tree = jax.tree.flatten(A)  # layouts that differ in static fields alone may share all arrays

@@ -19,7 +19,7 @@ from jax import Array, lax
 from jaxsparse_fmt._arguments import check_choice
 from jaxsparse_fmt._caches import Recent
 from jaxsparse_fmt._pytrees import pytree
-from jaxsparse_fmt._tracing import concrete, is_traced
+from jaxsparse_fmt._tracing import concrete, device_of, is_traced
 from jaxsparse_fmt.core.kept import Kept
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.kernels.cpu import ffi
@@ -161,7 +161,7 @@ def choice(backend: str, A: Any, symmetric: bool | None, maker: str) -> str:
         raise ModuleNotFoundError(
             f"{maker}: backend={backend!r} needs {module}; pip install 'jaxsparse[{extra}]', or use backend='superlu'"
         )
-    platform = arguments.memory.device(A).platform
+    platform = device_of(A).platform
     if platform != PLATFORMS[module]:
         raise ValueError(f"{maker}: backend={backend!r} runs on a {PLATFORMS[module]}, and A lies on a {platform}")
     _check_mode(backend, maker)
@@ -180,7 +180,7 @@ def _suited(A: Any) -> str:
     ours = isinstance(A, SparseMatrix) and not is_traced(A)
     if not ours or A.dtype != np.float64 or A.shape[0] != A.shape[1] or importlib.util.find_spec("sparsax") is None:
         return "superlu"
-    if A.shape[0] ** 3 < HEAVY or arguments.memory.device(A).platform != "cpu":
+    if A.shape[0] ** 3 < HEAVY or device_of(A).platform != "cpu":
         return "superlu"
     host = hosted(A)
     suits = host.finite and host.symmetric and np.all(host.diagonal > 0) and host.envelope[1] > HEAVY  # from above
@@ -213,7 +213,7 @@ def made(A: Any, library: str, maker: str, symmetric: bool | None) -> LibraryFac
 def _of_entries(A: Any, library: str, is_symmetric: bool) -> LibraryFactors:
     is_symmetric = is_symmetric and not jnp.issubdtype(A.dtype, jnp.complexfloating)  # a Hermitian A is not Aᵀ
     values = lax.stop_gradient(A.data).astype(jnp.promote_types(A.dtype, jnp.float32))
-    device = arguments.memory.device(A).local_hardware_id or 0
+    device = device_of(A).local_hardware_id or 0
     given = {"token": None, "is_symmetric": is_symmetric, "device": device}
     F = LibraryFactors(A.row_ids, A.col_ids, values, A.shape[0], (library,), **given)
     return _by_cudss(F) if library == "cudss" else F

@@ -19,6 +19,7 @@ from jax import Array, lax
 from jax.custom_batching import custom_vmap
 from jax.scipy.linalg import lu_factor, lu_solve
 
+from jaxsparse_fmt._tracing import device_of
 from jaxsparse_fmt.core import lanes, mesh_axes
 from jaxsparse_fmt.core.basis import Reordered
 from jaxsparse_fmt.formats import memory
@@ -138,7 +139,7 @@ def _solved(pattern: Pattern, system: System, axes: Any, is_transposed: bool, al
 
     careful = None
     is_tridiagonal = bool(np.all(np.abs(pattern.row - pattern.col) <= 1))
-    if is_tridiagonal and memory.device().platform != "cpu":
+    if is_tridiagonal and device_of().platform != "cpu":
         inverse, careful = _tridiagonal(pattern, parts.values, way)
     elif plan is None:
         inverse = _dense(pattern, parts.values, way)

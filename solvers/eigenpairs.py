@@ -12,6 +12,7 @@ from jax import Array, lax
 
 from jaxsparse_fmt._dtypes import floating_dtype
 from jaxsparse_fmt._pytrees import exportable, pytree
+from jaxsparse_fmt._tracing import device_of
 from jaxsparse_fmt.core.basis import Basis, Operator
 from solvers.core import arguments, iterate, opaque, operators, stopping
 from solvers.core.linear_solve import hermitian_solve
@@ -270,6 +271,6 @@ def where_solved(K: Map, z: Array, rhs: Array, unit: Array) -> Array:
 def krylov(method: iterate.Method, A: Map, b: Array, M: Map | None = None) -> Array:
     """What the method takes for the solution of A·x = b, a column each, to nearly the precision of the dtype."""
     eps, zero = jnp.finfo(b.dtype).eps, jnp.zeros((), jnp.finfo(b.dtype).dtype)
-    options = iterate.Options(0, steps_per_check(b.shape[0], arguments.memory.device().platform), None, None)
+    options = iterate.Options(0, steps_per_check(b.shape[0], device_of().platform), None, None)
     limits = stopping.Limits(eps**0.75 + zero, zero, jnp.int32(min(10 * b.shape[0], 2**31 - 1)), zero)
     return iterate.run(HERE, method, options, iterate.System(A, M, b, None, limits))[0]

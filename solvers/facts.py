@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxsparse_fmt._tracing import concrete, is_traced
+from jaxsparse_fmt._tracing import concrete, device_of, is_traced
 from jaxsparse_fmt.convert import from_dense
 from jaxsparse_fmt.core.entry_index import index_arrays
 from jaxsparse_fmt.core.kept import Kept, lasts
@@ -61,7 +61,7 @@ class Facts:
             over: Any = stored.range.over  # pyright: ignore[reportAttributeAccessIssue]
             self.kind, self.devices, self.platform = "sharded", len(over.counts), over.mesh.devices.flat[0].platform
         else:
-            self.kind = self.platform = arguments.memory.device(held).platform
+            self.kind = self.platform = device_of(held).platform
 
     def dtype(self, b: Any) -> Any:
         """That of x."""

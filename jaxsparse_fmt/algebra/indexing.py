@@ -8,9 +8,9 @@ import numpy as np
 from jax.core import Tracer
 
 from jaxsparse_fmt._dtypes import index_dtype
+from jaxsparse_fmt._tracing import device_of
 from jaxsparse_fmt.algebra import by_scipy, patterns, plans
 from jaxsparse_fmt.core.entry_index import take_or_zero
-from jaxsparse_fmt.formats import memory
 
 
 def item(A: Any, index: Any) -> Any:
@@ -36,8 +36,8 @@ def item(A: Any, index: Any) -> Any:
     at_hand = by_scipy.at_hand(A, fetched=True)
     if at_hand is not None:
         part = plans.made(by_scipy.crossing(*at_hand, *places), None, A)
-        device = memory.device(A)
-        part = part if device == memory.device() else jax.device_put(part, device)
+        device = device_of(A)
+        part = part if device == device_of() else jax.device_put(part, device)
     else:
         key = tuple(p if isinstance(p, slice) else tuple(p) if len(p) < 64 else None for p in places)
         key = None if None in key else ("item", *map(repr, key))

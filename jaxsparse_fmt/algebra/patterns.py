@@ -13,7 +13,7 @@ import numpy as np
 import scipy
 
 from jaxsparse_fmt._dtypes import index_dtype
-from jaxsparse_fmt._tracing import concrete, is_traced
+from jaxsparse_fmt._tracing import concrete, device_of, is_traced
 from jaxsparse_fmt._types import Array, Csr, CsrArrays, Target
 from jaxsparse_fmt.algebra import by_scipy, on_device
 from jaxsparse_fmt.core import entry_index
@@ -23,7 +23,7 @@ from jaxsparse_fmt.core.kept import Kept
 from jaxsparse_fmt.core.matrix import FORMATS, SparseMatrix, build
 from jaxsparse_fmt.core.scipy_names import OnOneDevice
 from jaxsparse_fmt.core.transposed import Transposed
-from jaxsparse_fmt.formats import building, memory
+from jaxsparse_fmt.formats import building
 
 _kept, _digests = Kept(16, "patterns of sums and products"), Kept(1024, "digests of patterns")
 FULL = 2**20  # products of two entries, from which a list takes longer to make than a program to compile
@@ -87,7 +87,7 @@ def _pattern_on_host(A: Any) -> Csr:
 
 def are_new(*operands: Any) -> bool:
     """Whether matrices of these sizes lie on JAX's accelerator for the first time: its programs would compile."""
-    if not lie_on_device(*operands) or memory.device(operands) != memory.device():
+    if not lie_on_device(*operands) or device_of(operands) != device_of():
         return False
     return not next(_uses(*((type(A), A.shape, A.nnz) for A in operands)))
 

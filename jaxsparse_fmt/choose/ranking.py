@@ -17,7 +17,7 @@ import scipy
 from jaxsparse_fmt._arguments import check_choice
 from jaxsparse_fmt._dtypes import floating_dtype
 from jaxsparse_fmt._text import readable_bytes
-from jaxsparse_fmt._tracing import concrete
+from jaxsparse_fmt._tracing import concrete, device_of
 from jaxsparse_fmt._types import Csr, CsrArrays, Target
 from jaxsparse_fmt.core.matrix import FORMATS, SparseMatrix
 from jaxsparse_fmt.formats import building, memory
@@ -94,7 +94,7 @@ def rank(S: Any, dtype: Any = None, platform: str | None = None, backend: str = 
     if platform is not None:
         check_choice("platform", platform, ("gpu", "cpu"), ", or None for the one that JAX runs on")
     selection.check_backend(backend)
-    device = memory.device(S)
+    device = device_of(S)
     if hasattr(S, "to_scipy"):
         backend = S.backend if backend == "auto" and isinstance(S, SparseMatrix) else backend
         dtype = S.dtype if dtype is None else dtype

@@ -18,7 +18,7 @@ from jaxsparse_fmt._arguments import whole_number
 from jaxsparse_fmt._dtypes import index_dtype, x64_enabled
 from jaxsparse_fmt._pytrees import pytree
 from jaxsparse_fmt._text import readable_bytes
-from jaxsparse_fmt._tracing import is_on_cpu
+from jaxsparse_fmt._tracing import device_of, is_on_cpu
 from jaxsparse_fmt._types import Csr, Target
 from jaxsparse_fmt.core import conversions
 from jaxsparse_fmt.core.matrix import SparseMatrix
@@ -247,7 +247,7 @@ def where_it_converts(A: Any, target: Target) -> Csr:
 
 def puts_on_cpu() -> bool:
     """Whether new arrays lie on a CPU."""
-    return memory.device().platform == "cpu"
+    return device_of().platform == "cpu"
 
 
 def on_host(csr: Csr) -> Csr:

@@ -1,39 +1,22 @@
-"""The device on which arrays lie, or on which JAX puts them, and its free memory."""
+"""The free memory of a device, and of the host."""
 
 import contextlib
-import operator
 from pathlib import Path
 from typing import Any
 
-import jax
-from jax.core import Tracer
+from jaxsparse_fmt._tracing import device_of
 
 MEMINFO = Path("/proc/meminfo")
 GROUP = Path("/sys/fs/cgroup")  # of this process inside a container, if version 2 is mounted
 
 
-def device(*given: Any) -> Any:
-    """This process's first device of the first array in the pytrees `given` that is not traced.
-
-    If there is none, the device on which JAX puts an array at present: that of `jax.default_device`, else this
-    process's first.
-    """
-    for a in jax.tree.leaves(given):
-        if isinstance(a, jax.Array) and not isinstance(a, Tracer) and (local := a.sharding.addressable_devices):
-            return min(local, key=operator.attrgetter("id"))
-    chosen = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
-    if isinstance(chosen, str):  # a platform
-        return jax.local_devices(backend=chosen)[0]
-    return jax.local_devices()[0] if chosen is None else chosen
-
-
 def free(*given: Any) -> int | None:
-    """Free bytes on `device(*given)`, by its allocator, or those of the host. None: unknown."""
-    its_device = device(*given)
-    stats = its_device.memory_stats() or {}
+    """Free bytes on `device_of(*given)`, by its allocator, or those of the host. None: unknown."""
+    device = device_of(*given)
+    stats = device.memory_stats() or {}
     if "bytes_limit" in stats:
         return max(stats["bytes_limit"] - stats.get("bytes_in_use", 0), 0)
-    return of_host() if its_device.platform == "cpu" else None
+    return of_host() if device.platform == "cpu" else None
 
 
 def is_own(device: Any) -> bool:

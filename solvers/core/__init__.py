@@ -1,1 +1,1 @@
-"""Code that every solver shares: settings, arguments, scaling, the loop and its stopping rule, derivatives."""
+"""Code that every solver shares: settings, arguments, vectors, the loop and its stopping rule, derivatives."""

@@ -19,13 +19,12 @@ from jax.sharding import PartitionSpec
 
 from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis, within
-from solvers.core import arguments, iterate, nullspaces, opaque, unrolled
+from solvers.core import arguments, iterate, nullspaces, opaque
 from solvers.core.iterate import Method, Options, System
 from solvers.core.operators import Function, UserFunction
-from solvers.core.program import Entry
 from solvers.core.space import Map, Space, length, outside, product, transposed
-from solvers.core.stopping import End, Limits, is_failure
-from solvers.core.vectors import ratio
+from solvers.core.stopping import FULL, RESTART, RUNNING, End, Limits, Now, is_failure, status_of
+from solvers.core.vectors import ratio, scaled
 from solvers.solution import Solution, Status
 
 TRUNCATED = (Status.CONVERGED, Status.MAXITER, Status.STAGNATION, Status.ROUNDED)
@@ -263,9 +262,10 @@ def report(to: Any, end: Any, code: Array, rhs: Array) -> None:
     jax.debug.callback(called, code, end.k, ratio(end.norm, length(rhs)))
 
 
-def _in_basis(
+def in_basis(
     solve: Solve, maps: tuple[Any, ...], basis: Basis, b: Array, x0: Any, limits: Limits, spaces: Any
 ) -> Solution:
+    """The solution of a system that has its types: the compiled body of every solver of A·x = b."""
     options, (A, M), inner, narrow = solve.options, maps, None, solve.options.dtype or b.dtype
     b, x0 = basis.enter(b), None if x0 is None else basis.enter(x0)
     if options.values is not None:
@@ -279,7 +279,7 @@ def _in_basis(
         M = nullspaces.between(M, spaces, basis.over, narrow, solve.method.least_squares)
     system = System(A, M, b, x0, lax.stop_gradient(limits), inner, basis)
     if isinstance(solve.adjoint, int):
-        x, end = unrolled.run(outside(basis), solve.method, options, solve.adjoint, system)
+        x, end = _unrolled(outside(basis), solve.method, options, solve.adjoint, system)
     else:
         x, end = solve(system)  # the primitive: see `Solve.compute`
     norms = end.norms if options.history_length else None
@@ -295,15 +295,71 @@ def _narrowed(a: Any, dtype: Any) -> Any:
     return a.astype(dtype if jnp.iscomplexobj(a) else real) if jnp.issubdtype(a.dtype, jnp.inexact) else a
 
 
-def _examples(solve: Solve, b: Array) -> tuple[Any, Any]:
-    return b, b if solve.options.dtype is None else mesh_axes.shaped_like(b, solve.options.dtype)
+def _unrolled(space: Space, method: Method, options: Options, steps: int, system: System) -> tuple[Array, End]:
+    """x [n] or [n, k] after at most `steps` steps, and how it ended; steps after the tolerance is met change nothing.
+
+    Ordinary operations, which JAX differentiates: unlike a solution, x has derivatives with respect to M and x0, and so
+    has its residual norm, which training an M needs. Reverse mode keeps the vectors of every step. The method starts
+    again only if its own codes require that; the true residual is computed once, at the end.
+    """
+    b, x0, limits = system.b, system.x0, system.limits
+    A = product(system.A, b.dtype)
+    if system.M is not None:
+        M = product(system.M, b.dtype)
+    else:
+        M = iterate.by_norm(
+            None if method.sums else iterate.inverse_norm(lax.stop_gradient(space.largest(A(space.unit_noise(b)))))
+        )
+    r, x = b, jnp.zeros_like(b)
+    if x0 is not None:
+        r, x = b - A(x0), x0
+    of_b = lax.stop_gradient(jnp.maximum(space.exponent(b), space.exponent(r)))
+    b, r, x = (scaled(v, -of_b) for v in (b, r, x))
+    b_norm, first = space.norm(b), _norm(space, r)
+    tolerance = jnp.maximum(limits.rtol * b_norm, scaled(limits.atol.astype(b_norm.dtype), -of_b))
+    # A recursion that fell further is rounding, and a residual of zeros has no derivative.
+    goal = lax.stop_gradient(jnp.maximum(tolerance, jnp.finfo(b.dtype).eps / 16 * first)).astype(first.dtype)
+    r = jnp.where(first <= goal, space.probe(b), r)  # a system that takes no step needs any residual but zero
+    initial = method.start(space, A, M, r, space.dot(r, r), None)
+
+    def step(state, _):
+        x, work, norm, code, k = state
+        now = Now(k, norm, code, goal, steps)
+        active = now.active
+        # A step that is not taken is computed all the same; its derivative is multiplied by zero and must be finite.
+        safe = iterate.chosen(active, work, initial)
+        new, now = method.step(space, A, M, safe, now)
+        moves, restarts = now.k > k, (now.code == FULL) | (now.code == RESTART)
+        now = now._replace(norm=jnp.where(moves, now.norm, norm))  # else it may be that of `initial`
+        work = iterate.chosen(moves, new, work)
+        anew = active & restarts & (now.norm > goal)
+        x, work = lax.cond(jnp.any(anew), restarted, lambda x, work, _: (x, work), x, work, anew)
+        code = jnp.where(restarts, jnp.int32(RUNNING), now.code)
+        return (x, work, now.norm, code, now.k), jnp.where(moves, now.norm, -1)
+
+    def restarted(x, work, anew):
+        closer = x + jnp.where(anew, method.iterate(M, work), 0)
+        r = b - A(closer)
+        fresh = method.start(space, A, M, r, space.dot(r, r), None)
+        return closer, iterate.chosen(anew, fresh, work)
+
+    code, k = jnp.full(first.shape, RUNNING, jnp.int32), jnp.zeros(first.shape, jnp.int32)
+    (x, work, _, code, k), norms = lax.scan(step, (x, initial, first, code, k), length=steps)
+    x = x + method.iterate(M, work)
+    norm = _norm(space, b - A(x))
+    code = status_of(
+        (~jnp.isfinite(norm), Status.NON_FINITE),
+        (norm <= tolerance, Status.CONVERGED),
+        (code != RUNNING, code),
+        (k >= steps, Status.MAXITER),
+        otherwise=Status.STAGNATION,
+    )
+    norms = jnp.concatenate([first[None], norms])[: options.history_length]
+    norms = jnp.where(norms < 0, norms, scaled(norms, of_b))
+    return scaled(x, of_b), End(k, scaled(norm, of_b), code, norms)
 
 
-def _shardings(solve: Solve, b: Array) -> Solution:
-    x: Any = mesh_axes.spec_like(b)
-    columns: Any = mesh_axes.spec_like(b, None)
-    one: Any = PartitionSpec(*columns[1:])
-    return Solution(x, one, one, one, columns if solve.options.history_length else None)
-
-
-solution = Entry(_in_basis, _examples, _shardings)
+def _norm(space: Space, r: Array) -> Array:
+    """‖r‖₂, with derivative 0, not NaN, if it is 0."""
+    squared = space.dot(r, r)
+    return jnp.where(squared == 0, 0, jnp.sqrt(jnp.where(squared == 0, 1, squared)))

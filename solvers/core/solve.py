@@ -13,14 +13,19 @@ from typing import Any, Literal, ParamSpec, TypedDict, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.core import Tracer
+from jax.sharding import PartitionSpec
 
+from jaxsparse_fmt._tracing import device_of
+from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY
 from jaxsparse_fmt.kernels.backends import jax_versions
 from solvers.core import arguments, linear_solve, nullspaces
 from solvers.core.iterate import Method, Options
-from solvers.core.linear_solve import Adjoint, Rough, Solve
+from solvers.core.linear_solve import Adjoint, Rough, Solve, in_basis
 from solvers.core.operators import UserFunction, operator, preconditioner, product_dtype, promoted
+from solvers.core.program import Entry
 from solvers.core.stopping import Limits
 from solvers.solution import Solution
 
@@ -112,7 +117,7 @@ class Settings:
         """
         limits, adjoint, every, history = self.limits(most, drop), self.adjoint, self.check_every, 0
         if every is None:
-            every = steps_per_check(n, arguments.memory.device(arrays).platform, self.M, drop > 0)
+            every = steps_per_check(n, device_of(arrays).platform, self.M, drop > 0)
         if self.history is not False:
             history = arguments.history_length(self.history, limits.maxiter)
         if isinstance(adjoint, Adjoint) and (adjoint is not Settings.adjoint or linear_solve.in_preconditioner.get()):
@@ -226,7 +231,7 @@ def by_method(
         spaces, arrays = nullspaces.found(A, basis, b, spaces), None
     calls = settings.callback is not None or settings.progress is not None
     static = Solve(method, options, adjoint)
-    sol = linear_solve.solution(static, (A, M), basis, b, x0, limits, spaces, calls=calls, arrays=arrays)
+    sol = _solve(static, (A, M), basis, b, x0, limits, spaces, calls=calls, arrays=arrays)
     return sol if ravel is None else dataclasses.replace(sol, x=ravel.pytree(sol.x))
 
 
@@ -275,3 +280,17 @@ def _arguments(given: Any, method: Method, settings: Settings, *narrow: Any) -> 
     rest = {"method": words, "adjoint": adjoint, "narrow": narrow}
     same = {name: getattr(settings, name) for name in (*NUMBERS, *nullspaces.KEYWORDS, "M")}
     return {"b": given[0], "x0": given[1]} | same | calls | rest
+
+
+def _examples(solve: Solve, b: Array) -> tuple[Any, Any]:
+    return b, b if solve.options.dtype is None else mesh_axes.shaped_like(b, solve.options.dtype)
+
+
+def _shardings(solve: Solve, b: Array) -> Solution:
+    x: Any = mesh_axes.spec_like(b)
+    columns: Any = mesh_axes.spec_like(b, None)
+    one: Any = PartitionSpec(*columns[1:])
+    return Solution(x, one, one, one, columns if solve.options.history_length else None)
+
+
+_solve = Entry(in_basis, _examples, _shardings)

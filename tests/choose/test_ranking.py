@@ -248,7 +248,7 @@ def test_free_memory_is_the_device_s_the_host_s_or_the_container_s(monkeypatch, 
     monkeypatch.setattr(memory, "MEMINFO", tmp_path / "meminfo")
     (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:   0 kB\n")
     assert memory.free() == 0
-    monkeypatch.setattr(memory.jax, "local_devices", lambda: [Gpu()])
+    monkeypatch.setattr(jax, "local_devices", lambda: [Gpu()])
     assert memory.free() == 10**9
 
 
@@ -274,7 +274,7 @@ def test_a_matrix_of_ours_is_ranked_for_its_backend_and_its_device(monkeypatch):
     assert ranking.rank(A, backend="xla") == ranking.rank(S, backend="xla") != ranking.rank(S)
     A = jsf.from_scipy(S, "csr")
     there = lambda *given: Gpu() if any(a is A for a in given) else jax.local_devices()[0]  # noqa: E731
-    monkeypatch.setattr(memory, "device", there)
+    monkeypatch.setattr(ranking, "device_of", there)
     assert ranking.rank(A) == ranking.rank(S, platform="gpu") != ranking.rank(S)
     assert ranking.rank(A, platform="cpu") == ranking.rank(S)
 
@@ -283,7 +283,8 @@ def test_a_matrix_of_ours_is_ranked_for_its_backend_and_its_device(monkeypatch):
 @pytest.mark.parametrize("S", [jsf.gallery.poisson(9), jsf.gallery.elasticity(3), suite.r_mat(9, 5_000)], ids="abc")
 def test_an_accelerator_chooses_and_converts_what_lies_there(S, transpose, monkeypatch):
     """Nothing but samples and counts comes to the host; the choice and the storage are the host's."""
-    monkeypatch.setattr(memory, "device", lambda *_: Gpu())
+    for module in (ranking, building, convert, memory):
+        monkeypatch.setattr(module, "device_of", lambda *_: Gpu())
     expected, there = jsf.from_scipy(S, transpose=transpose), jsf.from_scipy(S, "csr").csr_arrays()
     monkeypatch.setattr(conversions, "FEW", 0)
     monkeypatch.setattr(CsrArrays, "to_scipy", lambda csr: pytest.fail("the matrix came to the host"))

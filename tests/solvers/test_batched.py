@@ -228,12 +228,12 @@ def test_what_does_not_fit_into_the_memory_is_refused_before_it_is_made(monkeypa
 
 
 def test_tridiagonal_and_dense_ways_of_accelerators_solve_too(rng, monkeypatch):
-    """On which `memory.device` is not a CPU; here XLA runs them."""
+    """On which `device_of` says that it is no CPU; here XLA runs them."""
     data, b = systems(rng)
     T = scipy.sparse.diags_array([1.0, 4.0, 2.0], offsets=[-1, 0, 1], shape=(N, N))
     A = jsf.from_scipy(T)
     solve = of_batch(jsf.from_scipy(S, "csr"))
-    monkeypatch.setattr(batched.memory, "device", lambda *_: type("Device", (), {"platform": "gpu"}))
+    monkeypatch.setattr(batched, "device_of", lambda *_: type("Device", (), {"platform": "gpu"}))
     x = quick_jit(solve)(data, b).x
     np.testing.assert_allclose(x, np.linalg.solve(dense_of(data), b[..., None])[..., 0], rtol=1e-10, atol=1e-12)
     values = A.data * FACTORS
