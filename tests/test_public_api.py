@@ -5,6 +5,7 @@ After a deliberate change, write the file anew and let its difference be reviewe
     python -m tests.test_public_api > tests/public_api.txt
 """
 
+import collections
 import dataclasses
 import difflib
 import enum
@@ -75,6 +76,8 @@ def members(cls: type) -> Iterator[str]:
 
 
 def lines_of(module: ModuleType) -> Iterator[str]:
+    """Lines of a module; a member that several of its classes have stands in one."""
+    of_classes = collections.defaultdict(list)
     for name in module.__all__:
         value, path = getattr(module, name), f"{module.__name__}.{name}"
         if isinstance(value, tuple):
@@ -87,11 +90,13 @@ def lines_of(module: ModuleType) -> Iterator[str]:
         elif isinstance(value, type) and (value is jsf.SparseMatrix or not issubclass(value, jsf.SparseMatrix)):
             yield path + (signature(value) if value in CONSTRUCTED else "")
             if module is not jsf.choose:  # whose class `jsf` has too
-                yield from (f"{path}.{line}" for line in members(value))
+                for line in members(value):
+                    of_classes[line].append(name)
         elif callable(value) and not isinstance(value, type):
             yield path + signature(value)
         else:
             yield path
+    yield from (f"{module.__name__}.{'|'.join(sorted(names))}.{line}" for line, names in of_classes.items())
 
 
 def public_api() -> list[str]:
