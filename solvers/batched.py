@@ -21,7 +21,7 @@ from jax.scipy.linalg import lu_factor, lu_solve
 
 from jaxsparse_fmt._tracing import device_of
 from jaxsparse_fmt.core import lanes, mesh_axes
-from jaxsparse_fmt.core.basis import Reordered
+from jaxsparse_fmt.core.basis import IDENTITY, Basis, Reordered
 from jaxsparse_fmt.formats import memory
 from solvers import banded
 from solvers.core import arguments
@@ -87,52 +87,31 @@ def on_device(pattern: Pattern, alone: Solver) -> Solver:
     return lambda system, is_transposed: solver((), jax.tree.map(lambda _: False, system), is_transposed)(system)
 
 
-class _Parts(NamedTuple):
-    """A system, or a batch of them, in the order of A's rows.
-
-    Attributes:
-      values: [nnz], of the entries of A.
-      b: [k, n].
-      rtol, atol, maxiter: of the stopping rule.
-    """
-
-    values: Array
-    b: Array
-    rtol: Array
-    atol: Array
-    maxiter: Array
-
-
-def _basis(system: System) -> tuple[Any, Map, Map]:
-    """The inverse of the system, and how vectors enter and leave the basis of its loop."""
+def inverse_of(system: System) -> tuple[Any, Basis]:
+    """The inverse by which a system is solved, and the basis of the loop in whose order it is."""
     M = system.M
-    if isinstance(M, Reordered):
-        return M.A, M.outer.enter, M.outer.leave
-    return M, lambda v: v, lambda v: v
+    return (M.A, M.outer) if isinstance(M, Reordered) else (M, IDENTITY)
 
 
-def _parts(system: System) -> _Parts:
-    M, _, leave = _basis(system)
-    b, limits = leave(system.b), system.limits
-    numbers = limits.rtol, limits.atol, limits.maxiter
-    return _Parts(M.factors.values, b.reshape(b.shape[0], -1).T, *numbers)
+def _plain(system: System) -> System:
+    """The system in the order of A's rows, with b [k, n], and with the values [nnz] of A's entries in place of A."""
+    M, basis = inverse_of(system)
+    b = basis.leave(system.b)
+    return System(M.factors.values, None, b.reshape(b.shape[0], -1).T, None, system.limits)
 
 
 def _product(system: System, is_transposed: bool, v: Array) -> Array:
     """A·v, or Aᵀ·v, of [k, n] in the order of A's rows."""
-    _, enter, leave = _basis(system)
-    like = system.b
+    basis, like = inverse_of(system)[1], system.b
     A = product(system.A, like.dtype)
     A = transposed(A, like) if is_transposed else A
-    return leave(A(enter(v.T.reshape(like.shape)))).reshape(v.T.shape).T
+    return basis.leave(A(basis.enter(v.T.reshape(like.shape)))).reshape(v.T.shape).T
 
 
 def _solved(pattern: Pattern, system: System, axes: Any, is_transposed: bool, alone: Solver) -> tuple[Array, End]:
     """The solutions of a batch, by the first axes of the leaves whose `axes` are 0."""
-    plan, M = pattern.plan, _basis(system)[0]
-    parts = jax.vmap(_parts, (axes,))(system)
-    way = M.factors.is_transposed != is_transposed
-    batch = len(parts.b)
+    plan, parts = pattern.plan, jax.vmap(_plain, (axes,))(system)
+    way = inverse_of(system)[0].factors.is_transposed != is_transposed
 
     def A(v: Array) -> Array:
         return jax.vmap(lambda system, v: _product(system, is_transposed, v), (axes, 0))(system, v)
@@ -140,20 +119,20 @@ def _solved(pattern: Pattern, system: System, axes: Any, is_transposed: bool, al
     careful = None
     is_tridiagonal = bool(np.all(np.abs(pattern.row - pattern.col) <= 1))
     if is_tridiagonal and device_of().platform != "cpu":
-        inverse, careful = _tridiagonal(pattern, parts.values, way)
+        inverse, careful = _tridiagonal(pattern, parts.A, way)
     elif plan is None:
-        inverse = _dense(pattern, parts.values, way)
+        inverse = _dense(pattern, parts.A, way)
     else:
-        bytes_of_all = batch * plan.places * parts.values.dtype.itemsize
-        what, cure = f"the factors of {batch} systems", "solve fewer at a time, by jax.lax.map(..., batch_size=)"
+        bytes_of_all = len(parts.b) * plan.places * parts.A.dtype.itemsize
+        what, cure = f"the factors of {len(parts.b)} systems", "solve fewer at a time, by jax.lax.map(..., batch_size=)"
         arguments.check_free_memory(bytes_of_all, what, cure, memory.free)
-        F = lanes.factored(plan, parts.values)
+        F = lanes.factored(plan, parts.A)
         inverse = functools.partial(lanes.solved, plan, F, is_transposed=way)
     leaves, tree = jax.tree.flatten(system)
     mapped = [axis is not None for axis in tree.flatten_up_to(axes)]
 
     def shaped(system: System, x: Array, end: End) -> tuple[Array, End]:
-        x = _basis(system)[1](x.T.reshape(system.b.shape))
+        x = inverse_of(system)[1].enter(x.T.reshape(system.b.shape))
         return x, jax.tree.map(lambda a: a.reshape(system.b.shape[1:]), end)
 
     def pivoted(given: Any) -> tuple[Array, End]:
@@ -176,7 +155,7 @@ def _solved(pattern: Pattern, system: System, axes: Any, is_transposed: bool, al
 def _refined(
     A: Map,
     inverse: Map,
-    parts: _Parts,
+    parts: System,
     careful: Map | None = None,
     met: Callable[[Array, End], Any] | None = None,
     missed: Callable[[Array, End], Any] = lambda *found: found,
@@ -186,15 +165,18 @@ def _refined(
     A success is judged by the true residual of x. The code of a failure is MAXITER, STAGNATION, OUT_OF_RANGE or
     NON_FINITE. If `met` is given: met(x, end) where all residuals meet their tolerances after the first step; the
     further ones take the `careful` inverse.
+
+    Args:
+      parts: a batch of `_plain` systems.
     """
 
     def norm(v: Array) -> Array:
         return jnp.sqrt(jnp.sum(jnp.square(jnp.abs(v)), axis=-1))
 
     unit = power_of_two(exponent_of(jnp.max(jnp.abs(parts.b), axis=-1)), parts.b.dtype)[..., None]
-    b = parts.b / unit
+    b, limits = parts.b / unit, parts.limits
     b_norm = norm(b)
-    least = jnp.maximum(parts.rtol[:, None] * b_norm, parts.atol[:, None] / unit[..., 0]).astype(b_norm.dtype)
+    least = jnp.maximum(limits.rtol[:, None] * b_norm, limits.atol[:, None] / unit[..., 0]).astype(b_norm.dtype)
 
     class State(NamedTuple):
         x: Array  # the best so far
@@ -210,7 +192,7 @@ def _refined(
         return (s.size > least) & (s.norm > least) & (s.norm <= s.last / 2)
 
     def goes_on(s: State) -> Array:
-        return gains(s) & (s.k < jnp.minimum(parts.maxiter, STEPS)[:, None])
+        return gains(s) & (s.k < jnp.minimum(limits.maxiter, STEPS)[:, None])
 
     def step(inverse: Map, s: State) -> State:
         now = goes_on(s)
@@ -231,10 +213,10 @@ def _refined(
 
     def refined(s: State) -> Any:
         s = lax.while_loop(lambda s: jnp.any(goes_on(s)), functools.partial(step, careful or inverse), s)
-        A_norm = jnp.max(jnp.abs(parts.values), axis=1, initial=0)[:, None]  # from below
+        A_norm = jnp.max(jnp.abs(parts.A), axis=1, initial=0)[:, None]  # from below
         Ax_norm = A_norm * norm(s.x)
         is_rounded = is_rounding(jnp.int32(Status.STAGNATION), s.size, Ax_norm, b_norm, least) & ~s.diverges
-        is_finite = jnp.all(jnp.isfinite(parts.values), axis=1)[:, None] & jnp.isfinite(b_norm)
+        is_finite = jnp.all(jnp.isfinite(parts.A), axis=1)[:, None] & jnp.isfinite(b_norm)
         x = s.x * unit
         in_range = jnp.all(jnp.isfinite(x) & jnp.isfinite(s.y), axis=-1)
         code = status_of(
@@ -282,9 +264,9 @@ def _dense(pattern: Pattern, values: Array, way: bool) -> Map:
 
 def _by_dense(pattern: Pattern, system: System, is_transposed: bool) -> tuple[Array, End]:
     """The solution of one system, with pivoting, and SINGULAR where its condition, after scaling, is at fault."""
-    M, enter, _ = _basis(system)
-    parts = jax.tree.map(lambda a: a[None], _parts(system))
-    D = _matrix(pattern, parts.values, M.factors.is_transposed != is_transposed)[0]
+    M, basis = inverse_of(system)
+    parts = jax.tree.map(lambda a: a[None], _plain(system))
+    D = _matrix(pattern, parts.A, M.factors.is_transposed != is_transposed)[0]
     rows = _inverse_size(jnp.max(jnp.abs(D), axis=1))
     cols = _inverse_size(jnp.max(jnp.abs(rows[:, None] * D), axis=0))
     scaled = rows[:, None] * D * cols
@@ -295,7 +277,7 @@ def _by_dense(pattern: Pattern, system: System, is_transposed: bool) -> tuple[Ar
     is_singular = is_lost & ~(condition * jnp.finfo(D.dtype).eps < 0.1)
     end = end._replace(code=jnp.where(is_singular, jnp.int32(Status.SINGULAR), end.code))
     shape = system.b.shape
-    return enter(x[0].T.reshape(shape)), jax.tree.map(lambda a: a.reshape(shape[1:]), end)
+    return basis.enter(x[0].T.reshape(shape)), jax.tree.map(lambda a: a.reshape(shape[1:]), end)
 
 
 def _inverse_size(magnitude: Array) -> Array:

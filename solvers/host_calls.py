@@ -13,9 +13,8 @@ from jax import Array
 from jaxsparse_fmt._caches import Recent
 from jaxsparse_fmt._pytrees import pytree
 from jaxsparse_fmt.core import mesh_axes
-from jaxsparse_fmt.core.basis import IDENTITY, Reordered
 from solvers import superlu
-from solvers.batched import on_device, serves
+from solvers.batched import inverse_of, on_device, serves
 from solvers.core.iterate import System
 from solvers.core.program import interrupted_after
 from solvers.core.stopping import End, Limits
@@ -163,16 +162,13 @@ def _solved(found: OnHost | None, _: Any, r: Any, way: str) -> Any:
 
 def whole(system: System, is_transposed: bool) -> tuple[Array, End]:
     """A solve by one call of the host, or on the device."""
-    M = system.M.A if isinstance(system.M, Reordered) else system.M
-    pattern = M.factors.known
+    pattern = inverse_of(system)[0].factors.known
     by = _by_host if pattern is None or not serves(pattern) else on_device(pattern, _by_host)
     return by(system, is_transposed)
 
 
 def _by_host(system: System, is_transposed: bool) -> tuple[Array, End]:
-    M, basis, limits = system.M, IDENTITY, system.limits
-    if isinstance(M, Reordered):
-        M, basis = M.A, M.outer
+    (M, basis), limits = inverse_of(system), system.limits
     F, b = M.factors, basis.leave(system.b)
     arrays = b, *map(jnp.asarray, (limits.rtol, limits.atol, limits.maxiter))
     count, size = (jax.ShapeDtypeStruct(b.shape[1:], dtype) for dtype in (jnp.int32, jnp.finfo(b.dtype).dtype))
