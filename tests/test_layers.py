@@ -37,24 +37,8 @@ ALLOWED = {
 }
 # Solvers that turn matrices into factors, facts and preconditioners import what they need of a matrix, and SciPy. All
 # others, the methods and their loop, know operators alone.
-OF_MATRICES = {
-    "superlu",
-    "host_calls",
-    "patterns",
-    "block_form",
-    "batched",
-    "host",
-    "hosted",
-    "logdet",
-    "factors",
-    "triangular",
-    "backends",
-    "facts",
-    "precond",
-    "banded",
-    "nullspace",
-    "schur",
-}
+OF_MATRICES = {"superlu", "host_calls", "patterns", "block_form", "batched", "host", "hosted", "logdet", "factors"}
+OF_MATRICES |= {"triangular", "backends", "facts", "precond", "banded", "nullspace", "schur"}
 OPERATOR = {f"jaxsparse_fmt.core.{name}" for name in ("mesh_axes", "basis", "vector_passes")}
 OPERATOR |= {"jaxsparse_fmt.formats.memory", "jaxsparse_fmt.kernels.backends.jax_versions"}
 LIBRARIES = {"lineax": {"lineax", "equinox"}, "backends": {"sparsax", "spineax"}, "schur": {"scipy"}}
