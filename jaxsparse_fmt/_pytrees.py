@@ -5,7 +5,7 @@ import dataclasses
 import operator
 import re
 from collections.abc import Collection
-from typing import Any, TypeVar
+from typing import Any, TypeVar, dataclass_transform
 
 import jax
 import jax.export
@@ -17,8 +17,9 @@ from jaxsparse_fmt._text import readable_bytes
 Class = TypeVar("Class", bound=type[Any])
 
 
+@dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(dataclasses.field,))
 def pytree(cls: Class, leaves: Collection[str] | None = None, mark: Any = None) -> Class:
-    """Makes a dataclass a pytree.
+    """Makes a class a pytree, and a frozen dataclass, compared by identity, unless it is a dataclass already.
 
     In place of `jax.tree_util.register_dataclass`: in JAX 0.10 and 0.11 the trees of two classes that it registered are
     equal if their static fields are (their hashes differ), and about one of a hundred calls with one class then runs a
@@ -30,6 +31,8 @@ def pytree(cls: Class, leaves: Collection[str] | None = None, mark: Any = None) 
       mark: a function of an instance, whose result is one more static part, made once. `_unflattened(mark, leaves)` of
         the class gets it when an instance is made of leaves; of a class without a mark `_unflattened()` is called.
     """
+    if "__dataclass_fields__" not in vars(cls):
+        cls = dataclasses.dataclass(frozen=True, eq=False, repr=cls.__repr__ is object.__repr__)(cls)
     data: list[str] = []
     static: list[str] = []
     for f in dataclasses.fields(cls):

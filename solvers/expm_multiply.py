@@ -36,7 +36,6 @@ MESSAGES = {
 
 @exportable
 @pytree
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class FunctionSolution(Outcome):
     """f(A)·v, a pytree.
 

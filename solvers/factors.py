@@ -35,7 +35,6 @@ from solvers.superlu import OnHost, Recipe
 
 @exportable
 @pytree
-@dataclasses.dataclass(frozen=True, eq=False)
 class Factors:
     """x = y[cols] with (I + N)·D·(I + V)·y = r[rows].
 
@@ -74,7 +73,6 @@ class Factors:
 
 
 @pytree
-@dataclasses.dataclass(frozen=True, eq=False)
 class Inverse(Operator):
     """An inverse, or an approximation, by factors: `M @ r` for r of [n] or [n, k], and `M(r)`. Linear in r.
 

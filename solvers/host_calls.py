@@ -119,7 +119,6 @@ def members(arrays: Any, ndims: tuple[int, ...]) -> tuple[tuple[int, ...], list[
 
 
 @pytree
-@dataclasses.dataclass(frozen=True, eq=False)
 class HostFactors:
     """Factors of a traced matrix: a solve calls the host, which keeps the factors of the last few matrices.
 

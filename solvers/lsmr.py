@@ -11,7 +11,6 @@ by the largest ‖A·v‖ / ‖v‖ so far, from below, which makes the second r
 Traffic of a step in vectors: the two products, 3 of m, and 9 of n; a preconditioner adds its own and 4 of n.
 """
 
-import dataclasses
 from typing import Any, NamedTuple, Unpack
 
 import jax
@@ -41,7 +40,6 @@ SCALARS = "alpha", "rotations", "zeta_bar", "A_norm", "r_norm"  # fields of Work
 
 @exportable
 @pytree
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class LeastSquaresSolution(Solution):
     """A least-squares solution, a pytree.
 

@@ -71,7 +71,6 @@ class Pencil(NamedTuple):
 
 
 @pytree
-@dataclasses.dataclass(frozen=True, eq=False)
 class Given:
     """A user's M⁻¹ in place of factors."""
 

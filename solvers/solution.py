@@ -218,7 +218,6 @@ class Told(tuple[str, ...]):
 
 @exportable
 @pytree
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Solution(Outcome):
     """A solver's result, a pytree. Unpacks as SciPy's, `x, info = cg(A, b)`: info is 0 after a success, else `code`.
 

@@ -37,7 +37,6 @@ DELTA = 1e3  # times eps·‖A‖: the least δ
 
 @exportable
 @pytree
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class SingularSolution(Outcome):
     """Singular triples, a pytree. Unpacks as `u, s, vh = svds(A)`.
 
@@ -65,7 +64,6 @@ class SingularSolution(Outcome):
 
 
 @pytree
-@dataclasses.dataclass(frozen=True, eq=False)
 class Functions(Operator):
     """v -> A·v and u -> Aᴴ·u, traced."""
 
@@ -102,7 +100,6 @@ def functions(pair: Any, shape: Any, v0: Any) -> Functions:
 
 
 @pytree
-@dataclasses.dataclass(frozen=True, eq=False)
 class Square(Operator):
     """4⁻ᵉ·Aᴴ·A of a tall A, 4⁻ᵉ·A·Aᴴ of another, which neither over- nor underflow: 2ᵉ is about the size of A."""
 

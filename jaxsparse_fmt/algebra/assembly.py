@@ -4,7 +4,6 @@ A sparse matrix of ones, [entries, values], lists the values that each entry sum
 assembles, in the order given, and its rules give every derivative.
 """
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -22,7 +21,6 @@ from jaxsparse_fmt.formats.csr import CSR
 
 
 @pytree
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Assembly:
     """A pattern from coordinates, whose call sums the values of equal coordinates, in the order given."""
 

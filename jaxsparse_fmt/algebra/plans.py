@@ -65,7 +65,6 @@ class Plan:
 
 
 @pytree
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Sum(Plan):
     """A ± B, or any function of two entries that is 0 where both are 0: a missing entry counts as 0."""
 
@@ -86,7 +85,6 @@ class Sum(Plan):
 
 
 @pytree
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Product(Plan):
     """A @ B."""
 
@@ -102,7 +100,6 @@ class Product(Plan):
 
 
 @pytree
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class DenseProduct(Plan):
     """A @ B by dense arrays, of matrices so full that the list of products would take more time and memory.
 
@@ -121,7 +118,6 @@ class DenseProduct(Plan):
 
 
 @pytree
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Triple(Product):
     """Pᵀ·A·P, the product of Pᵀ and A·P."""
 

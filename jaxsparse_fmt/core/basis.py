@@ -132,7 +132,6 @@ class Operator:
 
 
 @pytree
-@dataclasses.dataclass(frozen=True, eq=False)
 class Reordered(Operator):
     """An operator between vectors that have entered `outer`, by one that works in the basis `inner`."""
 

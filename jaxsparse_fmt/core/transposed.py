@@ -1,6 +1,5 @@
 """The transpose of a sparse matrix, as a view."""
 
-import dataclasses
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -17,7 +16,6 @@ from jaxsparse_fmt.kernels.cpu import csr_operations
 
 
 @pytree
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Transposed(OnOneDevice):
     """The transpose of `A`, a view of the arrays of `A`."""
 

@@ -30,7 +30,6 @@ LEAST_WIDTH = 64  # entries of a chunk, at least
 
 @exportable
 @pytree
-@dataclasses.dataclass(frozen=True, eq=False)
 class Triangle:
     """I + N for a strictly triangular N in CSR.
 

@@ -5,7 +5,6 @@ needed, perhaps by the next pass. Elsewhere, and for complex numbers and columns
 partition a kernel, so a pass over vectors that are spread over devices runs inside shard_map, on each device's piece.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +27,6 @@ from jaxsparse_fmt.kernels.vector_pass import sweep as sweep_by_kernel
 
 
 @pytree
-@dataclasses.dataclass(frozen=True, eq=False)
 class Parts:
     """A sum in parts: [m] numbers, [m, k] for k columns, that are still to be added."""
 

@@ -77,7 +77,6 @@ class EnteredBasis(Basis):
 
 
 @pytree
-@dataclasses.dataclass(frozen=True, eq=False)
 class Route:
     """The exchange between even blocks of the user's vectors and pieces in another order.
 

@@ -47,7 +47,6 @@ def _static(default: Any) -> Any:
 
 
 @pytree
-@dataclasses.dataclass(frozen=True, eq=False)
 class Exchange:
     """The collective that exchanges a halo, and the lists of each device.
 

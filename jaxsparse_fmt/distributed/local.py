@@ -1,6 +1,5 @@
 """The shard of one device: its local and halo blocks, its product and its entries."""
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -17,7 +16,6 @@ ONCE: Any = {"mode": "drop", "unique_indices": True, "indices_are_sorted": True}
 
 
 @pytree
-@dataclasses.dataclass(frozen=True, eq=False)
 class Shards:
     """The arrays of all devices, [shards, ...]; inside shard_map those of one shard.
 

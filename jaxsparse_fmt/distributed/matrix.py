@@ -51,7 +51,6 @@ Array = jax.Array
 
 
 @pytree
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class ShardedMatrix(ShardedAlgebra, Reductions):
     """A sparse matrix over the devices of a mesh axis: a pytree and a linear map, as every format is; made by `shard`.
 

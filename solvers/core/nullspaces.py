@@ -51,7 +51,6 @@ class Spaces(NamedTuple):
 
 
 @pytree
-@dataclasses.dataclass(frozen=True, eq=False)
 class Deflated(Operator):
     """Q·A·P + σ·L·Zᴴ; for a preconditioner P·M·Q + Z·Lᴴ/σ, with L for Z, Z for L and 1/σ for σ.
 

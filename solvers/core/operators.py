@@ -30,7 +30,6 @@ FUNCTIONS = 64  # of users' functions that are kept; the least recently used goe
 
 
 @pytree
-@dataclasses.dataclass(frozen=True, eq=False)
 class Wrapped(Operator):
     """A dense array, or a user's pytree with a shape and `@`."""
 
@@ -76,7 +75,6 @@ def rows_scaled(d: Array, r: Array) -> Array:
 
 
 @pytree
-@dataclasses.dataclass(frozen=True, eq=False)
 class Diagonal(Operator):
     """diag(d) as an operator: `@ r` for r of [n] or [n, k]. Reads n entries.
 
@@ -110,7 +108,6 @@ class Diagonal(Operator):
 
 
 @pytree
-@dataclasses.dataclass(frozen=True, eq=False)
 class Function(Operator):
     """A function of one vector, traced: its program, and every array that it closed over as a leaf."""
 

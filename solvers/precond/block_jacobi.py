@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 @exportable
 @brief
 @pytree
-@dataclasses.dataclass(frozen=True, eq=False)
 class BlockJacobi(checks.Refreshed):
     """M = (block diagonal of A)⁻¹ as an operator: `M @ r` for r of [n] or [n, k].
 

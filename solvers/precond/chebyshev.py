@@ -36,7 +36,6 @@ ROUNDING = 1e-4
 @exportable
 @brief
 @pytree
-@dataclasses.dataclass(frozen=True, eq=False)
 class Chebyshev(checks.Refreshed):
     """p(M·A)·M as an operator: `@ r` for r of [n] or [n, k]. Symmetric where A and M are; the same at every call.
 

@@ -44,7 +44,6 @@ TOGETHER = 8  # columns of W that A multiplies at once in the set-up, which need
 @exportable
 @brief
 @pytree
-@dataclasses.dataclass(frozen=True, eq=False)
 class CoarseSpace(checks.Refreshed):
     """M + W·C·Wᴴ as an operator: `@ r` for r of [n] or [n, k].
 

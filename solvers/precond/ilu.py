@@ -1,6 +1,5 @@
 """Incomplete LU factors with fill and pivoting, by SuperLU (Li and Shao 2011), applied exactly."""
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -14,7 +13,6 @@ from solvers.precond import _checks as checks
 @exportable
 @brief
 @pytree
-@dataclasses.dataclass(frozen=True, eq=False)
 class IncompleteFactors(factors.Inverse, checks.Refreshed):
     """M = (L·U)⁻¹ with rows and columns permuted, as an operator: `M @ r` for r of [n] or [n, k]."""
 

@@ -51,7 +51,6 @@ BY_SWEEPS = {
 
 @exportable
 @pytree
-@dataclasses.dataclass(frozen=True, eq=False)
 class Swept:
     """I + N for a strictly triangular matrix N, solved by a number of sweeps, each a product with N."""
 
@@ -70,7 +69,6 @@ class Swept:
 @exportable
 @brief
 @pytree
-@dataclasses.dataclass(frozen=True, eq=False)
 class Incomplete(factors.Inverse):
     """M = (I + V)⁻¹·D⁻¹·(I + N)⁻¹ as an operator: `M @ r` for r of [n] or [n, k].
 

@@ -1,6 +1,5 @@
 """The Jacobi preconditioner: division by the diagonal (Saad, Iterative Methods, §10.2)."""
 
-import dataclasses
 import functools
 import sys
 from typing import Any
@@ -22,7 +21,6 @@ from solvers.precond import _checks as checks
 @exportable
 @brief
 @pytree
-@dataclasses.dataclass(frozen=True, eq=False)
 class Jacobi(Diagonal, checks.Refreshed):
     """M = D⁻¹ as an operator: `M @ r` for r of [n] or [n, k]. Reads n entries."""
 

@@ -43,7 +43,6 @@ from solvers.precond.ilu import ilu
 
 @brief
 @pytree
-@dataclasses.dataclass(frozen=True, eq=False)
 class Schwarz(checks.Refreshed):
     """The preconditioners of all blocks as one operator: `M @ r` for r of [n] or [n, k].
 
