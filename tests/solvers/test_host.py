@@ -61,6 +61,12 @@ def test_the_entries_of_factors_are_known_before_they_are_made(S, ordering, opti
     assert want * 0.9 <= known.factor_entries <= 2.5 * want if ordering == COLAMD else 1.1 * want
 
 
+def test_a_structurally_singular_matrix_has_an_order():
+    S = sp.csc_array(sp.diags_array(np.where(np.arange(50) == 7, 0.0, -1.0)))
+    S.eliminate_zeros()
+    np.testing.assert_array_equal(np.sort(Host(S).order(COLAMD)), np.arange(50))
+
+
 def test_a_row_of_all_unknowns_comes_last():
     known = Host(arrow(3_000))
     assert known.order(MMD)[-1] == 0 and known.factor_entries < 7 * 3_000

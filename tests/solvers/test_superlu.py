@@ -34,6 +34,15 @@ MODES = {
 }
 
 
+def test_columns_are_taken_one_by_one_where_they_are_short(monkeypatch):
+    taken, splu = [], spla.splu
+    monkeypatch.setattr(spla, "splu", lambda S, **options: taken.append(options["panel_size"]) or splu(S, **options))
+    full = np.random.default_rng(0).standard_normal((600, 600)) + 60 * np.eye(600)
+    for S in (jsf.gallery.poisson(30, dim=2), full):
+        superlu.factored(Host(sp.csc_array(S)))
+    assert taken == [1, None]
+
+
 @pytest.mark.parametrize("cost", [True, False], ids=["after a look at the cost", "at once"])
 @pytest.mark.parametrize("name", MODES)
 def test_every_mode_solves_and_solves_transposed_with_little_error(name, cost):
