@@ -175,6 +175,7 @@ def _refined(
 
     unit = power_of_two(exponent_of(jnp.max(jnp.abs(parts.b), axis=-1)), parts.b.dtype)[..., None]
     b, limits = parts.b / unit, parts.limits
+    inverse, careful = (inverse, careful) if b.size else (lambda r: r, None)  # a kernel may refuse to have no lanes
     b_norm = norm(b)
     least = jnp.maximum(limits.rtol[:, None] * b_norm, limits.atol[:, None] / unit[..., 0]).astype(b_norm.dtype)
 
@@ -197,8 +198,7 @@ def _refined(
     def step(inverse: Map, s: State) -> State:
         now = goes_on(s)
         # Kept in memory: XLA would transpose it anew for each of its uses.
-        z = inverse(s.r) if s.r.size else s.r
-        z = lax.optimization_barrier(jnp.where(now[..., None], z, 0).astype(s.y.dtype))
+        z = lax.optimization_barrier(jnp.where(now[..., None], inverse(s.r), 0).astype(s.y.dtype))
         diverges = s.diverges | now & (s.k > 0) & (norm(z) > SHRINKS * norm(s.y))
         y = s.y + z
         r = jnp.where(now[..., None], b - A(y), s.r)
@@ -231,11 +231,14 @@ def _refined(
 
     if met is None:
         return refined(start)
-    s = step(inverse, start)
-    x, code, size = s.x * unit, jnp.zeros_like(s.k), s.size * unit[..., 0]
+    # The first step without what further ones need: its vectors are z and x.
+    now, z = goes_on(start), lax.optimization_barrier(inverse(b).astype(b.dtype))
+    x, size = jnp.where(now[..., None], z * unit, 0), jnp.where(now, norm(b - A(z)), b_norm)
+    code, nothing, k = jnp.zeros_like(start.k), jnp.zeros_like(size), now.astype(jnp.int32)
     # One condition, since a GPU waits for the host at each.
-    is_met = jnp.all(s.size <= least) & jnp.all(jnp.isfinite(x))
-    return lax.cond(is_met, lambda: met(x, End(s.k, size, code, None, jnp.zeros_like(size))), lambda: refined(s))
+    is_met = jnp.all(size <= least) & jnp.all(jnp.isfinite(x))
+    end = End(k, size * unit[..., 0], code, None, nothing)
+    return lax.cond(is_met, lambda: met(x, end), lambda: refined(step(lambda _: z, start)))
 
 
 def _matrix(pattern: Pattern, values: Array, way: bool) -> Array:
