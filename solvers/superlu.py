@@ -270,12 +270,13 @@ def _by_superlu(host: Host, recipe: Recipe, maker: str, ordering: str) -> OnHost
     if order is not None:
         cols, (rows, S) = order, _ordered(host, ordering, order)
     options: Any = {"permc_spec": ordering if order is None else "NATURAL", "options": {"SymmetricMode": is_symmetric}}
-    # By single columns factors of a plane mesh take two thirds of the time, those of a cube of 27,000 twice as long.
-    is_short = recipe[0] == "ilu" or host.n**3 / 3 <= LITTLE
-    costs = () if is_short else (host.envelope, host.shared.get("rough_cost", host.envelope))
-    options["panel_size"] = 1 if is_short or any(work <= SHORT * entries for entries, work in costs) else None
-    if recipe[0] == "ilu":
+    if recipe[0] == "ilu":  # by single columns it would drop others
         options |= {"drop_tol": max(recipe[1], SMALLEST), "fill_factor": recipe[2]}
+    else:
+        # By single columns factors of a plane mesh take two thirds of the time, those of a cube of 27,000 twice as long.
+        is_short = host.n**3 / 3 <= LITTLE
+        costs = () if is_short else (host.envelope, host.shared.get("rough_cost", host.envelope))
+        options["panel_size"] = 1 if is_short or any(work <= SHORT * entries for entries, work in costs) else None
     if is_symmetric:
         options["diag_pivot_thresh"] = 0.0 if recipe[0] == "cholesky" or host.wants_pivots else THRESHOLD
     factor = linalg.spilu if recipe[0] == "ilu" else linalg.splu
