@@ -115,7 +115,7 @@ def _compute(
     (options, adjoint, n), (A, H, M), (x_basis, b_basis), dtype = plan, maps, bases, b.dtype
     b, x0 = b_basis.enter(b), None if x0 is None else x_basis.enter(x0)
     if H is None:
-        A, n = A._prepared(transposed=True), A.shape[1]
+        n = A.shape[1]
     m, shape = b.shape[0], (n, *b.shape[1:])
     # A damped problem is the plain one with λ·I below A and zeros below b.
     factor = None if damp is None else damp.astype(jnp.finfo(dtype).dtype)

@@ -1,6 +1,7 @@
 """Lowering for an NVIDIA GPU on a machine that need not have one; and compiling for this one in less time."""
 
 import functools
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -43,3 +44,23 @@ def operations(f: Any, *args: Any) -> list[str]:
     """The names of the primitives that f(*args) runs, those in functions inside it too, but not in Pallas calls."""
     found = equations(jax.make_jaxpr(f)(*args).jaxpr)
     return [eqn.primitive.name for eqn, within in found if not within and eqn.primitive.name not in ("jit", "pjit")]
+
+
+def calls(text: str, name: str) -> tuple[int, int]:
+    """How often a lowered program calls a function of this name outside of its loops, and in them."""
+    functions = {f[: f.index("(")]: f[f.index("\n") :] for f in re.split(r"func\.func \w+ @", text)[1:]}
+
+    def count(function: str, inside: bool) -> Iterator[bool]:
+        """Of each call, whether it is in a loop."""
+        loop = ""  # the indentation of the loop around a line
+        for line in functions[function].splitlines():
+            indent = line[: len(line) - len(line.lstrip())]
+            loop = "" if loop and line == loop + "}" else loop or (indent if "stablehlo.while" in line else "")
+            for called in re.findall(r"[ .]call @(\w+)\(", line):
+                if re.fullmatch(name + r"(_\d+)?", called):
+                    yield inside or bool(loop)
+                else:
+                    yield from count(called, inside or bool(loop))
+
+    found = [*count("main", False)]
+    return len(found) - sum(found), sum(found)

@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
@@ -116,11 +116,6 @@ class Operator:
         device's pieces inside shard_map over `axis`; None: it cannot.
         """
         del axis
-
-    def _prepared(self, transposed: bool) -> Self:
-        """The operator for many products, or for many transposed ones."""
-        del transposed
-        return self
 
     def _agree(self, **given: Any) -> None:
         """Raises an error if arguments differ between the processes that hold the operator."""

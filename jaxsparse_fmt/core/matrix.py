@@ -377,13 +377,14 @@ def _not_folded(A: SparseMatrix) -> SparseMatrix:
     """
     if not isinstance(A.values, Tracer):
         return A
-    for name, a in vars(A).items():
+    others = A._for_other_values
+    for name, a in vars(others).items():
         if isinstance(a, Tracer) and name != "values":
             return A
-    leaves, tree = jax.tree.flatten(A)
-    if sum([isinstance(a, Tracer) for a in leaves]) > 1 or not in_trace():
+    if sum([isinstance(a, Tracer) for a in jax.tree.leaves(others)]) > 1 or not in_trace():
         return A
-    return tree.unflatten([a if a is A.values else lax.optimization_barrier(a) for a in leaves])
+    leaves, tree = jax.tree.flatten(A)
+    return tree.unflatten([a if isinstance(a, Tracer) else lax.optimization_barrier(a) for a in leaves])
 
 
 # Each product is one compiled call, whose trace checks the arguments: a product outside jit costs only the call. Inside

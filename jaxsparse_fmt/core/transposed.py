@@ -55,9 +55,6 @@ class Transposed(OnOneDevice):
     def T(self) -> Any:
         return self.A
 
-    def _prepared(self, transposed: bool) -> "Transposed":
-        return Transposed(self.A._prepared(not transposed))
-
     def _times_vector(self, y: Any) -> Array:
         return self.A._transposed(y)
 

@@ -8,8 +8,9 @@
 `source` maps each place of the transpose to the place of its value in `values`, and padding to A's n_stored. Bytes in
 addition to A's storage: the index arrays of the transpose, and 4 for each of its places. A transposed product first
 gathers the values, at scattered addresses, and then takes the time of a product. Off the CPU, values that are not
-traced are gathered once, and kept as long as they live; a solve gathers traced ones once. The gathered values are no
-leaf of the matrix, since a caller who changes each leaf of a pytree by itself would make A and Aᵀ differ.
+traced are gathered once, and kept as long as they live; traced ones where they were made, outside the loops whose
+bodies multiply, so once a program. The gathered values are no leaf of a user's matrix, since a caller who changes each
+leaf of a pytree by itself would make A and Aᵀ differ.
 """
 
 import dataclasses
@@ -20,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy
+from jax import lax
 from jax.core import Tracer
 
 from jaxsparse_fmt._dtypes import index_dtype
@@ -31,6 +33,7 @@ from jaxsparse_fmt.core.kept import Kept
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.core.origin import Origin
 from jaxsparse_fmt.formats import building
+from jaxsparse_fmt.kernels.backends import jax_versions
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -44,7 +47,7 @@ class Paired(SparseMatrix):
       storage: of A, without values.
       storage_T: of Aᵀ, without values.
       source: [n_stored of `storage_T`], the place in `values` of each; n_stored in padding.
-      gathered: `values` in the places of `storage_T`, if gathered before a product (`_prepared`).
+      gathered: `values` in the places of `storage_T`, if gathered before a product (`_with_gathered`).
     """
 
     storage: SparseMatrix
@@ -83,10 +86,17 @@ class Paired(SparseMatrix):
         """`storage_T` with an array in place of its values, of their length."""
         return dataclasses.replace(self.storage_T, values=self.source)
 
-    def _prepared(self, transposed: bool) -> Self:
-        if not transposed or self.gathered is not None or self.source.shape[0] == 0:
+    @property
+    def _with_gathered(self) -> Self:
+        """The matrix with the values of its transpose; those of traced ones are gathered where these were made."""
+        values, source = self.values, self.source
+        if self.gathered is not None or source.ndim != 1 or source.shape[0] == 0:
             return self
-        gathered = _kept.get("gathered", [self.values, self.source], lambda: _gathered(self.values, self.source))
+        if isinstance(values, Tracer):
+            with jax_versions.where_made(values, source):
+                gathered = _gathered(lax.stop_gradient(values), source)
+        else:
+            gathered = _kept.get("gathered", [values, source], lambda: _gathered(values, source))
         return dataclasses.replace(self, gathered=gathered)
 
     @property
@@ -96,9 +106,13 @@ class Paired(SparseMatrix):
     def _with_values(self, values: Array) -> Self:
         return super()._with_values(values)._for_other_values
 
+    def _times_vector(self, x: Any) -> Array:
+        gathers = isinstance(self.values, Tracer)  # for the transpose of this product; XLA drops what nobody reads
+        return super(Paired, self._with_gathered if gathers else self)._times_vector(x)
+
     def _transposed(self, y: Any) -> Array:
-        gathers = not isinstance(self.values, Tracer) and not is_on_cpu(self.values)  # a CPU's kernel needs none
-        return super(Paired, self._prepared(True) if gathers else self)._transposed(y)
+        gathers = isinstance(self.values, Tracer) or not is_on_cpu(self.values)  # a CPU's kernel needs none
+        return super(Paired, self._with_gathered if gathers else self)._transposed(y)
 
     @property
     def _without_values(self) -> Self:

@@ -106,12 +106,11 @@ class Solve(opaque.Operation):
         if system.basis.devices == 1 and self.options.callback is None:
             system = system._replace(basis=IDENTITY)  # the loop reads none of its arrays
         # XLA would take seconds to fold the norm of a constant b, one that a closure holds.
-        b, A = lax.optimization_barrier(system.b), system.A._prepared(self.kind == "transposed")
-        system = system._replace(A=A, b=b)
+        system = system._replace(b=lax.optimization_barrier(system.b))
         if self.kind == "solution":
             x, end = _run(self.method, self.options, system, False)
             return x, end._replace(Ax_norm=None, b_norm=None)
-        return self._checked(system._replace(limits=system.limits.of_derivative(b.dtype)))
+        return self._checked(system._replace(limits=system.limits.of_derivative(system.b.dtype)))
 
     def jvp(self, system: System, tangents: System) -> tuple[Any, Any]:
         out, db = self(system), tangents.b

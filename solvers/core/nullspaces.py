@@ -78,9 +78,6 @@ class Deflated(Operator):
         spec: Any = dataclasses.replace(self, A=A, Z=rows, L=rows, shift=same)
         return None if A is None else spec
 
-    def _prepared(self, transposed: bool) -> "Deflated":
-        return dataclasses.replace(self, A=self.A._prepared(transposed))
-
 
 def _along(V: Array, v: Array, over: Any = None) -> Array:
     """Vᴴ·v: [m] or [m, k]."""

@@ -12,7 +12,7 @@ import jaxsparse_fmt as jsf
 import solvers
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats import paired as paired_format
-from tests.lowering import SIGNATURES, equations, lowered, quick_jit
+from tests.lowering import SIGNATURES, calls, equations, lowered, quick_jit
 from tests.marks import few
 from tests.oracle import assert_product, draw
 from tests.zoo import CASES, FIRST_LAYOUTS, SORTED, Layout
@@ -99,7 +99,7 @@ def test_derivatives_of_the_transposed_product_are_those_of_the_plain_matrix(rng
 
     def questions(A, data, Y):
         def with_data(data):
-            return A.with_data(data)._prepared(True)
+            return A.with_data(data)
 
         def loss(data, Y):
             return jnp.sum(jnp.sin(with_data(data).T @ Y / 8))
@@ -132,18 +132,63 @@ def test_the_transposed_product_has_no_atomics(layout):
     assert atomic_adds(transposed, layout.of(S), y) > 0
 
 
-def test_values_of_the_transpose_are_gathered_once(monkeypatch):
-    """Those that are known, for all products; those of a solve, for all steps and the check of its residual."""
-    S = sp.csr_array(IRREGULAR.scipy())[:13, :13]
-    A, v = paired(Layout("ell"), S, backend="triton"), jnp.ones(13)
-    gathers = lambda f, *args: lowered(f, *args).count("call @_gathered")  # noqa: E731
-    assert gathers(lambda A: A.T @ v, A) == 1
-    for B, adjoint in ((A, True), (A.T, False)):
-        loss = lambda b, B: jnp.sum(solvers.bicgstab(B, b).x)  # noqa: E731
-        assert gathers(jax.grad(loss) if adjoint else loss, v, B) == 1
+SQUARE = sp.csr_array(IRREGULAR.scipy())[:13, :13]
+
+
+def power(A, v):
+    return jax.lax.fori_loop(0, 3, lambda _, v: A.T @ v, v)
+
+
+def steps(A, v):
+    return jnp.sum(jax.lax.fori_loop(0, 3, lambda _, v: A @ v, v) ** 2)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        power,
+        lambda A, v: power(A.T.T, v),
+        lambda A, v: jax.vmap(lambda v: power(A, v))(jnp.stack([v, v])),
+        jax.grad(steps, 1),
+        lambda A, v: jax.grad(lambda data: steps(A.T.A.with_data(data), v))(A.data),
+        jax.grad(lambda A, v: jnp.sum(solvers.bicgstab(A, v).x), 1),
+        lambda A, v: jax.grad(lambda data: jnp.sum(solvers.gmres(A.with_data(data), v).x))(A.data),
+        lambda A, v: solvers.bicgstab(A.T, v).x,
+        lambda A, v: solvers.lsmr(A, v).x,
+        lambda A, v: solvers.svds(A, 2).s,
+    ],
+    ids=range(10),
+)
+def test_no_loop_gathers_traced_values_of_the_transpose(f):
+    before, inside = calls(lowered(f, paired(Layout("ell"), SQUARE, backend="triton"), jnp.ones(13)), "_gathered")
+    assert before > 0 and inside == 0
+
+
+def test_a_program_gathers_them_once_if_it_multiplies_by_the_transpose_and_else_not_at_all(monkeypatch):
+    A, v = paired(Layout("csr"), SQUARE, backend="xla"), jnp.ones(13)
+    gathers = lambda f: quick_jit(f).lower(A, v).compile().as_text().count("gather(%")  # noqa: E731
+    plain = Layout("csr").of(SQUARE, backend="xla")
+    product = lambda A, v: A @ v  # noqa: E731
+    assert gathers(steps) == quick_jit(steps).lower(plain, v).compile().as_text().count("gather(%")
+    assert gathers(lambda A, v: product(A, v) + (A.T @ v) * (A.T @ v)) == gathers(lambda A, v: product(A, v) + A.T @ v)
+    A = paired(Layout("ell"), SQUARE, backend="triton")
     monkeypatch.setattr(paired_format, "is_on_cpu", lambda _: False)
-    assert gathers(lambda v: A.T @ v, v) == 0
-    assert A._prepared(True).gathered is A._prepared(True).gathered and A._with_values(A.values).gathered is None
+    assert calls(lowered(lambda v: A.T @ v, v), "_gathered") == (0, 0)
+    assert A._with_gathered.gathered is A._with_gathered.gathered and A._with_values(A.values).gathered is None
+
+
+def test_a_loop_may_change_the_values_of_a_matrix_that_it_carries():
+    A, v, dense = paired(Layout("csr"), SQUARE, backend="xla"), jnp.arange(13.0), SQUARE.toarray()
+
+    @quick_jit
+    def doubled(A, v):
+        def step(state, _):
+            A, v = state
+            return (A.with_data(2 * A.data), A.T @ v / 8), None
+
+        return jax.lax.scan(step, (A, v), None, 3)[0][1]
+
+    np.testing.assert_allclose(doubled(A, v), 8 * np.linalg.matrix_power(dense.T / 8, 3) @ v, rtol=1e-12)
 
 
 @pytest.mark.parametrize("dialect", SIGNATURES)

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 from jax import lax
-from jax.core import ShapedArray
+from jax.core import ShapedArray, Tracer
 from jax.extend.core import get_opaque_trace_state
 from jax.sharding import PartitionSpec
 
@@ -85,6 +85,22 @@ def varying_like(out: jax.ShapeDtypeStruct, a: jax.Array) -> jax.ShapeDtypeStruc
     """`out`, declared to vary over the mesh axes of `a`; Pallas requires this inside shard_map."""
     aval: Any = jax.typeof(a)
     return jax.ShapeDtypeStruct(out.shape, out.dtype, sharding=out.sharding, manual_axis_type=aval.manual_axis_type)
+
+
+def where_made(a: jax.Array, *others: Any) -> contextlib.AbstractContextManager[Any]:
+    """A context in which what is computed of `a`, which is traced, and of `others` is part of the program that made
+    `a`: outside the loops whose bodies close over it. Inside shard_map, or if another was made further inside, none.
+    """
+    from jax._src.core import set_current_trace
+
+    trace, around = a._trace, []  # pyright: ignore[reportAttributeAccessIssue]
+    while trace is not None:
+        around.append(trace)
+        trace = getattr(trace, "parent_trace", None)
+    is_inside = any(isinstance(b, Tracer) and b._trace not in around for b in others)
+    if is_inside or jax.sharding.get_abstract_mesh().manual_axes:
+        return contextlib.nullcontext()
+    return set_current_trace(around[0])
 
 
 def batch_axes() -> frozenset[Any]:
