@@ -86,8 +86,8 @@ def eigsh(
         rounding, sigma is lowered by 8·eps·(‖A‖ + |sigma|·‖M‖)/‖M‖, in the norm ‖·‖₁, or by up to 256 times as
         much if M needs it.
       v0: [n], start vector; None draws one, the same at every call.
-      ncv: vectors in the basis, k < ncv ≤ n, and half as many again at a restart; None takes max(2·k + 1, 20). It
-        never has fewer than k + 5, or n.
+      ncv: vectors in the basis, k < ncv ≤ n, and half as many again at a restart; None takes 2·k + 20. It never has
+        fewer than k + 5, or n.
       maxiter: most restarts, each after about (ncv − k)/2 products; None allows 1000. Two hundred restarts that
         do not halve the largest residual end the search with STAGNATION, unless it has been as small as √eps·‖A‖₂.
       tol: pairs are done when ‖A·v − λ·v‖₂ ≤ tol·|λ|, or when the residual is rounding, a few eps·‖A‖₂; 0 iterates down
@@ -329,6 +329,7 @@ def _restart(k: int, which: str, limits: Limits, operator: Scaled, state: State,
     locks, check = jnp.min(jnp.where(done & ~hidden, k, rank), initial=k).astype(jnp.int32), ready & ~same
     complete = ready & ~jnp.any(hidden & wanted)
     if k > 1 and m < n:
+        # The square of the residual over the gap, a bound of the error, would end this earlier, but misses near copies.
         distance = SETTLED * (keys - jnp.max(jnp.where(wanted, keys, -jnp.inf)))
         complete = same & jnp.all((residual_norms <= jnp.maximum(allowed, distance)) | (rank != k))
     cycles, best = state.cycles + 1, jnp.minimum(state.best, jnp.max(jnp.where(wanted & ~locked, residual_norms, 0)))

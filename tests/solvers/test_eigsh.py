@@ -80,6 +80,30 @@ def test_finds_every_copy_also_in_invariant_subspaces(a, k, which):
     assert_pairs(eigsh(jnp.asarray(a), k, which=which), a, wanted(a, k, which))
 
 
+@pytest.mark.deep
+def test_copies_of_near_copies_are_found_too():
+    """Levels of one to five copies at distances of 1e-10 to 0.1, of which a search that ends too early misses some."""
+    rng = np.random.default_rng(0)
+    Q = jnp.asarray(np.linalg.qr(rng.standard_normal((400, 400)))[0])
+    largest = jax.jit(lambda d, v0: eigsh(lambda v: Q @ (d * (Q.T @ v)), K, which="LA", v0=v0, ncv=20))
+    ended = 0
+    for _ in range(60):
+        levels = np.repeat(1 + np.cumsum(10 ** rng.uniform(-10, -1, 6)), rng.integers(1, 6, 6))
+        values = np.append(0.9 * rng.random(400 - levels.size), levels)
+        sol = largest(values, rng.standard_normal(400))
+        if sol.success:
+            np.testing.assert_allclose(sol.eigenvalues, np.sort(values)[-K:], rtol=0, atol=1e-12)
+        ended += int(sol.success)
+    assert ended >= 55
+
+
+def test_the_default_basis_has_room_for_copies_beside_the_wanted_pairs():
+    """The 6 largest of a cube are of three levels, two of them triple; 20 vectors take nearly twice the products."""
+    A = jsf.from_scipy(jsf.gallery.poisson(16))
+    default, small = (eigsh(A, 6, which="LA", ncv=ncv) for ncv in (None, 20))
+    assert default.success and default.products < 0.8 * small.products
+
+
 def test_neither_a_start_inside_an_eigenspace_nor_the_size_of_the_matrix_changes_what_is_found():
     """Squares would under- or overflow; a power of two scales without rounding."""
     a = np.diag(np.arange(float(N)))
