@@ -90,7 +90,7 @@ class Paired(SparseMatrix):
     def _with_gathered(self) -> Self:
         """The matrix with the values of its transpose; those of traced ones are gathered where these were made."""
         values, source = self.values, self.source
-        if self.gathered is not None or source.ndim != 1 or source.shape[0] == 0:
+        if self.gathered is not None or 0 in (self.n_stored, *source.shape):
             return self
         if isinstance(values, Tracer):
             with jax_versions.where_made(values, source):
