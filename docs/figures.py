@@ -20,6 +20,7 @@ ALL = ""
 DTYPES = ("float32", "float64")
 NO_SLOWER = 0.9995  # 1 in three digits: two timings of one product differ by more
 Row = dict[str, Any]
+PROBLEMS = ("7-point 200³", "27-point × 3 dof 64³")
 ON_A_CPU = ("SciPy", "pattern and values", "new values")
 
 # The rows of the tables: a name, and the class or the matrix that it stands for.
@@ -207,7 +208,6 @@ def steps() -> Iterator[str]:
 
 
 def solves() -> Iterator[str]:
-    problems = ("7-point 200³", "27-point × 3 dof 64³")
     lines = {
         "`refine` to 1e-12, × the speed of `cg` in float64": ("× cg", {"method": "refine"}),
         "`refine` with bfloat16 values to 1e-8, × the speed of `cg`": ("× cg", {"method": "refine bf16"}),
@@ -223,7 +223,7 @@ def solves() -> Iterator[str]:
         row = row_of(table, problem=problem, **of)
         return f"{row[key]:.2f}" if row.get("status", "CONVERGED") == "CONVERGED" else row["status"]
 
-    return table(" | ".join(problems), ((name, *(cell(p, *of) for p in problems)) for name, of in lines.items()))
+    return table(" | ".join(PROBLEMS), ((name, *(cell(p, *of) for p in PROBLEMS)) for name, of in lines.items()))
 
 
 OF_SECTIONS = {
@@ -288,8 +288,14 @@ def algebra(what: str, key: str, *sides: str) -> Iterator[str]:
 
 
 def cell(row: Row, key: str) -> str:
-    """A number of milliseconds, or nothing."""
+    """A number, or nothing."""
     return format(row[key], ",.3g" if row[key] < 100 else ",.0f") if key in row else ""
+
+
+def functions() -> Iterator[str]:
+    """Seconds of eigenpairs and the like; empty where a library lacks them."""
+    keys, rows = ("ours, first", "ours", "SciPy", "CuPy"), rows_of("functions_h200")
+    return table("first | later | SciPy, on the host | CuPy", ((r["call"], *(cell(r, k) for k in keys)) for r in rows))
 
 
 def factors() -> Iterator[str]:
@@ -357,11 +363,7 @@ def sourced(made: Callable[[], Iterator[str]], command: str, *whats: str) -> Cal
 
 
 TABLES: dict[str, Callable[[], Iterator[str]]] = {
-    "formats": sourced(
-        lambda: formats(("7-point 200³", "27-point × 3 dof 64³")),
-        "spmv --cases 0 1 --backends triton mosaic --formats …",
-        "spmv_h200",
-    ),
+    "formats": sourced(lambda: formats(PROBLEMS), "spmv --cases 0 1 --backends triton mosaic --formats …", "spmv_h200"),
     "suite": sourced(lambda: by_class(rows_of("suite_h200")), "spmv --workers 13", "suite_h200"),
     "counts": lambda: counts(rows_of("suite_h200")),
     "held out": sourced(held_out, "spmv --suite held-out --workers 13", "suite_held_out_h200"),
@@ -370,6 +372,7 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "columns": sourced(columns, "stages --only columns", "columns_h200"),
     "steps": sourced(steps, "solvers", "solvers_h200"),
     "solves": solves,
+    "functions": sourced(functions, "peers --only functions", "functions_h200"),
     "several GPUs": sourced(several_gpus, "scaling --modes overlap", "scaling_4xh200"),
     "processes": sourced(processes, "scaling --only processes --devices 1 2", "processes_2xh200"),
     "formats on a CPU": sourced(formats_on_a_cpu, "spmv --cases 0 1 --formats …", "spmv_cpu"),

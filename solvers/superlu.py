@@ -273,7 +273,7 @@ def _by_superlu(host: Host, recipe: Recipe, maker: str, ordering: str) -> OnHost
     if recipe[0] == "ilu":  # by single columns it would drop others
         options |= {"drop_tol": max(recipe[1], SMALLEST), "fill_factor": recipe[2]}
     else:
-        # By single columns factors of a plane mesh take two thirds of the time, those of a cube of 27,000 twice as long.
+        # By single columns factors of a plane mesh take two thirds of the time, of a cube of 27,000 points twice it.
         is_short = host.n**3 / 3 <= LITTLE
         costs = () if is_short else (host.envelope, host.shared.get("rough_cost", host.envelope))
         options["panel_size"] = 1 if is_short or any(work <= SHORT * entries for entries, work in costs) else None

@@ -54,7 +54,7 @@ def sentences() -> list[tuple[str, str]]:
     held_out = figures.speeds(unseen)
     on_several = figures.rows_of("scaling_4xh200", section="multigrid")
     counts = [str(row["iterations"]) for row in on_several]
-    graph, judged = figures.speeds(rows, "power law"), figures.rows_of("choices_h100")
+    graph, judged = figures.speeds(rows, "power law"), figures.rows_of("choices_h200")
     unknown = figures.speeds(figures.rows_of("suite_held_out_cpu"))
     timed = figures.read(figures.RESULTS / "2026-11-25_suite_h200.json")["rows"]  # with conversions
     quick = sum(row["conversion"] <= 50 for row in timed)
@@ -80,7 +80,7 @@ def sentences() -> list[tuple[str, str]]:
         "docs/formats.md": (f"at most 50 in {quick} of {len(timed)} cases",),
         "docs/measurements.md": (
             f"{circuit} times the speed of Triton without on the circuit, at {web} on `webbase-1M`, at {grid} on `G3",
-            f"the worst choice, for cvxbqp1 in float32, runs at {min(r['worst'] for r in judged):.3f}",
+            f"the worst choice, for `like af_shell10` in float32, runs at {min(r['worst'] for r in judged):.3f}",
             f"In float32 the mean is {held_out['float32']:.2f}.",
             f"(performance.md#products-on-a-gpu) has {graph['float32']:.2f} and {graph['float64']:.2f}",
         ),
