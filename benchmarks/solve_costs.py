@@ -282,8 +282,9 @@ def accuracy(rows: list[report.Row]) -> report.Row:
 
 def mean(rows: list[report.Row], way: str, least: float) -> report.Row:
     """Of the solves that take longer than `least` seconds."""
-    rows = [row for row in rows if row["by"] and row[way] > least]
-    found = [row[way] / row["best" if way == "solve" else "best of new"] for row in rows]
+    best = "best" if way == "solve" else "best of new"
+    rows = [row for row in rows if row[way] > least and row[best] > 0]  # which NaN, no other way, is not
+    found = [row[way] / row[best] for row in rows]
     found_mean = float(np.exp(np.mean(np.log(found)))) if found else np.nan
     counts = {f"above {k}": sum(ratio > k for ratio in found) for k in (2, 3)}
     counts |= {"wrong": sum(bool(row["wrong"]) for row in rows)}
