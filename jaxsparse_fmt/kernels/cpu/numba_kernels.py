@@ -331,7 +331,7 @@ def product_diagonals(o, piece, pieces):
     n_rows = np.int64(o.n_rows)
     row, last, tested = n_rows * piece // pieces, n_rows * (piece + 1) // pieces, False
     while row < last:
-        stop = min(row + DIAGONAL_ROWS, last)
+        stop = min(row + max(DIAGONAL_ROWS // np.int64(o.p), 64), last)
         for i in range(U(row) * o.p, U(stop) * o.p):
             o.out[i] = o.zero
         for d in range(o.n_ptr):
