@@ -73,5 +73,5 @@ def hosted(A: Any) -> Host:
 
 
 def _view(a: Any) -> np.ndarray:
-    """An array in NumPy; of JAX's on a CPU a view, which does not keep `a` itself alive."""
-    return np.asarray(a.addressable_data(0) if isinstance(a, jax.Array) else a)
+    """An array in NumPy; of JAX's on a CPU, unless it lies in pieces, a view, which does not keep `a` itself alive."""
+    return np.asarray(a.addressable_data(0) if isinstance(a, jax.Array) and a.is_fully_replicated else a)

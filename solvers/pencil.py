@@ -159,6 +159,7 @@ def shifted(A: Any, M: Any, sigma: Any, maker: str = "eigsh") -> tuple[Any, Shif
     entries, row_M, real = (row, col, a, m), row[a.size :], jnp.finfo(dtype).dtype
     on_diagonal = xp.where(row_M == col[a.size :], m.real, 0)
     if xp is jnp or not (np.all(np.isfinite(a)) and np.all(np.isfinite(m))):
+        xp = jnp  # the numbers are traced, unless all else is known
         (numbers,) = call(_shifts, (n, units), (*entries, sigma), (jax.ShapeDtypeStruct((3,), sigma.dtype),))
         S: Any = factors.HostFactors(row, col, xp.concatenate([a, -numbers[0] * m]), n, LU)
         diagonal: Any = jnp.zeros(n, real).at[row_M].add(on_diagonal)

@@ -137,9 +137,8 @@ class Outcome:
     @property
     def _failure(self) -> Any:
         """The code of a failure; 0 after a success."""
-        xp: Any = jnp if isinstance(self.code, Tracer) else np  # which compiles nothing
-        code = xp.asarray(self.code)
-        return xp.where(code == Status.ROUNDED, 0, code)
+        code = _at_hand(self.code)
+        return (jnp if isinstance(code, jax.Array) else np).where(code == Status.ROUNDED, 0, code)
 
     def raise_for_status(self) -> Self:
         """Returns this result if every solve in it succeeded.
@@ -149,12 +148,12 @@ class Outcome:
         """
         try:
             with noticing_lost_processes():
-                worst = Status(int(np.max(self._failure, initial=0)))
+                worst = Status(int(_largest(self._failure)))
         except jax.errors.ConcretizationTypeError:
             cure = "call it on the result that the jitted function returns, or use sol.success inside"
             raise TypeError(f"raise_for_status needs the status as a number, which is traced here: {cure}") from None
         if worst is not Status.CONVERGED:
-            norm, steps = self._worst_norm(), int(np.max(np.asarray(self.n_iterations)))
+            norm, steps = self._worst_norm(), int(_largest(self.n_iterations))
             message = self._messages.get(worst, worst.message)
             raise SolverError(worst, f"{worst.name} after {steps} iterations, residual norm {norm:.3g}: {message}")
         return self
@@ -164,11 +163,11 @@ class Outcome:
         return f"x: {jax.tree.map(lambda a: f'{a.dtype}{list(a.shape)}', vars(self)['x'])}"
 
     def _worst_norm(self) -> float:
-        return float(np.max(np.asarray(vars(self)[self._norm])))
+        return float(_largest(vars(self)[self._norm]))
 
     def _repr_html_(self) -> str | None:
         """For notebooks: status, method, residual and the history as a curve; None, for which `repr` stands, in jit."""
-        if not (_is_concrete(self.code) and self.code.size):
+        if not (_is_at_hand(self.code) and self.code.size):
             return None
         one, steps = is_one_number(self.code), np.asarray(self.n_iterations)
         status = Status(int(self.code)) if one else None
@@ -192,7 +191,7 @@ class Outcome:
 
     def __repr__(self) -> str:
         name = type(self).__name__
-        if not _is_concrete(self.code):
+        if not _is_at_hand(self.code):
             return f"{name}(status: {self.code}, {self._content()})"
         if not is_one_number(self.code):
             return f"{name}({self._counts()}, {self._content()})"
@@ -286,10 +285,22 @@ class Solution(Outcome):
             return jnp.where(self.norms < 0, jnp.nan, self.norms)
 
 
-def _is_concrete(a: Any) -> bool:
-    return isinstance(a, (jax.Array, np.ndarray)) and not isinstance(a, Tracer)
+def _is_at_hand(a: Any) -> bool:
+    """Whether this process knows all numbers of `a`."""
+    if isinstance(a, Tracer) or not isinstance(a, jax.Array):
+        return isinstance(a, np.ndarray)
+    return a.is_fully_addressable or a.is_fully_replicated
+
+
+def _at_hand(a: Any) -> Any:
+    """In NumPy, which compiles nothing, if this process knows all of `a`."""
+    return np.asarray(a) if _is_at_hand(a) else a
+
+
+def _largest(a: Any) -> Any:
+    return _at_hand(a).max(initial=0)
 
 
 def is_one_number(a: Array) -> bool:
     """Whether `a` is a concrete array without axes."""
-    return _is_concrete(a) and a.ndim == 0
+    return _is_at_hand(a) and a.ndim == 0

@@ -21,8 +21,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy
-from jax import lax
 from jax.core import Tracer
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
 
 from jaxsparse_fmt._dtypes import index_dtype
 from jaxsparse_fmt._pytrees import pytree
@@ -94,7 +95,7 @@ class Paired(SparseMatrix):
             return self
         if isinstance(values, Tracer):
             with jax_versions.where_made(values, source):
-                gathered = _gathered(lax.stop_gradient(values), source)
+                gathered = _gathered(untied_p.bind(values), source)
         else:
             gathered = _kept.get("gathered", [values, source], lambda: _gathered(values, source))
         return dataclasses.replace(self, gathered=gathered)
@@ -162,6 +163,16 @@ class Paired(SparseMatrix):
 pytree(Paired, ["values", "storage", "storage_T", "source", "gathered"], Origin.of)
 
 _kept = Kept(64, "values of stored transposes")
+
+
+# Values without derivatives, as by `lax.stop_gradient`, which has no transpose.
+untied_p = Primitive("untied_values")
+untied_p.def_impl(lambda values: values)
+untied_p.def_abstract_eval(lambda values: values)
+ad.primitive_jvps[untied_p] = lambda primals, _: (untied_p.bind(*primals), ad.Zero(jax.typeof(primals[0])))
+ad.primitive_transposes[untied_p] = lambda cotangent, values: [None]
+batching.defvectorized(untied_p)
+mlir.register_lowering(untied_p, lambda ctx, values: [values])
 
 
 @jax.jit

@@ -313,7 +313,7 @@ def steps(
         else:
             one = jax.jit(advance)  # so that JAX lowers the copies of an unrolled step once
             loop = lax.fori_loop(0, number, lambda _, loop: one(loop), loop, unroll=min(number, unroll))
-        if (progress := options.progress) is not None:
+        if (progress := options.progress) is not None and loop.k.size:
             k = jnp.max(loop.k)
             due = k % STEPS_PER_REPORT < number
             lax.cond(due, functools.partial(jax.debug.callback, progress), lambda *_: None, k, *watched(loop))
@@ -342,7 +342,7 @@ def paced(loop: Loop, active: Array, tolerance: Array, budget: Array) -> Loop:
 
 def tell_end(progress: Watcher, k: Array, compared: Any, target: Any, code: Array) -> None:
     """Reports the end of a solve to a bar."""
-    if not isinstance(progress, Reports):
+    if not isinstance(progress, Reports) and code.size:
         numbers, end = (k, compared, target, jnp.max(code)), progress.end
         jax.debug.callback(lambda k, compared, target, code: end(k, compared, target, Status(int(code)).name), *numbers)
 

@@ -37,9 +37,9 @@ def large_levels(
 
 
 def beside(A: Any, levels: tuple[Level, ...]) -> tuple[Level, ...]:
-    """The levels on the one device to which A is committed."""
+    """The levels on the devices to which A is committed whole."""
     values: Any = getattr(A, "values", None)
-    if not is_concrete(values) or not values.committed or len(values.devices()) > 1:
+    if not is_concrete(values) or not values.committed or not values.sharding.is_fully_replicated:
         return levels
     with concrete():
         return jax.device_put(levels, values.sharding)

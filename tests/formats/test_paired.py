@@ -191,6 +191,19 @@ def test_a_loop_may_change_the_values_of_a_matrix_that_it_carries():
     np.testing.assert_allclose(doubled(A, v), 8 * np.linalg.matrix_power(dense.T / 8, 3) @ v, rtol=1e-12)
 
 
+@pytest.mark.parametrize("backend", ["xla", "auto"])
+def test_products_are_transposed_as_functions_of_the_values(backend):
+    """Values that are still unknown there, and those of the transpose that are made of them."""
+    A, x = paired(Layout("csr"), SQUARE, backend=backend), jnp.arange(13.0)
+    row, col = np.asarray(A.row_ids), np.asarray(A.col_ids)
+
+    def looped(d):
+        return jax.lax.scan(lambda v, _: (v + A.with_data(d).T @ x, None), x * 0, None, 2)[0]
+
+    for f, y in ((lambda d: A.with_data(d) @ x, x[row] * x[col]), (looped, 2 * x[col] * x[row])):
+        np.testing.assert_allclose(quick_jit(lambda d, f=f: jax.linear_transpose(f, d)(x)[0])(A.data), y)
+
+
 @pytest.mark.parametrize("dialect", SIGNATURES)
 def test_a_gpu_gets_a_kernel_for_the_transposed_product(dialect):
     A, y = (paired(Layout("ell"), IRREGULAR.scipy(np.float32), backend=b) for b in (dialect, "xla")), jnp.ones(17)

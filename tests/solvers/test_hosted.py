@@ -1,10 +1,14 @@
 """Facts of matrices of ours on the host: those of a matrix by diagonals, and how long they are kept."""
 
+import dataclasses
 import gc
 
+import jax
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import jaxsparse_fmt as jsf
 from solvers import hosted as module
@@ -76,3 +80,9 @@ def test_the_copy_on_the_host_lasts_as_long_as_the_matrix(format):
     del A
     gc.collect()
     assert found not in module._hosts.values()
+
+
+def test_values_that_lie_in_pieces_over_devices_are_read_whole():
+    A = jsf.from_scipy(changed(GRID.nnz - 1, np.nan), "dia")
+    mesh = jax.make_mesh((5,), ("x",), devices=jax.devices("cpu")[:5])
+    assert not hosted(dataclasses.replace(A, values=jax.device_put(A.values, NamedSharding(mesh, P("x"))))).finite

@@ -21,6 +21,7 @@ DOORS = {str(case): case.solver for case in CASES + REFINED} | {
     "solve by name": lambda A, b: solvers.solve(A, b, method="cg"),
     "lsmr": solvers.lsmr,
     "M": lambda A, b: solvers.cg(A, b, M=precond.jacobi(A), x0=b, history=True),
+    "progress": lambda A, b: solvers.cg(A, b, progress=True),
     "null space": lambda A, b: solvers.cg(A, b, nullspace="constant"),
     "null space of factors": lambda A, b: solvers.direct(A, b, nullspace="constant"),
     "factors": lambda A, b: solvers.factorized(A).solve(b),

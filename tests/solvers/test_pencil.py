@@ -312,6 +312,13 @@ def test_dense_matrices_and_functions_stand_where_sparse_ones_do():
 
 
 @pytest.mark.parametrize("method", [eigsh, eigs])
+def test_a_number_that_is_not_finite_in_a_known_matrix_is_told_inside_jit(method):
+    A = jsf.from_scipy(pencil()[0], "csr")
+    A = A.with_data(A.data.at[3].set(np.nan))
+    assert quick_jit(lambda shift: method(A, 1, sigma=0.5).code + shift)(0) == Status.NON_FINITE
+
+
+@pytest.mark.parametrize("method", [eigsh, eigs])
 def test_a_first_call_compiles_its_start_and_its_loop_alone(method, compiled):
     """On a GPU a program takes a tenth of a second. Nothing else in this process has vectors of this size."""
     S = sp.csr_array(sp.diags_array([np.arange(1.0, 47.0)], offsets=[0]))

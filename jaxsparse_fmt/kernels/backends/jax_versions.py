@@ -89,10 +89,13 @@ def varying_like(out: jax.ShapeDtypeStruct, a: jax.Array) -> jax.ShapeDtypeStruc
 
 def where_made(a: jax.Array, *others: Any) -> contextlib.AbstractContextManager[Any]:
     """A context in which what is computed of `a`, which is traced, and of `others` is part of the program that made
-    `a`: outside the loops whose bodies close over it. Inside shard_map, or if another was made further inside, none.
+    `a`: outside the loops whose bodies close over it. Inside shard_map, or if another was made further inside, or in a
+    JAX without the means, none.
     """
-    from jax._src.core import set_current_trace
-
+    try:
+        from jax._src.core import set_current_trace
+    except ImportError:
+        return contextlib.nullcontext()
     trace, around = a._trace, []  # pyright: ignore[reportAttributeAccessIssue]
     while trace is not None:
         around.append(trace)

@@ -5,6 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import jaxsparse_fmt as jsf
 from solvers.precond import _checks as checks
@@ -143,6 +145,8 @@ def test_the_same_values_give_the_same_levels_by_the_programs_of_the_set_up(ther
     here, far = (jax.device_put(A, device) for device in jax.devices("cpu")[:2])
     for applied in (jax.jit(lambda b: M.refreshed(A) @ b), multigrid(here, max_coarse=30).refreshed(far).__matmul__):
         np.testing.assert_allclose(applied(b), M @ b, rtol=1e-12, atol=1e-12)
+    both = jax.device_put(A, NamedSharding(jax.make_mesh((2,), ("x",), devices=jax.devices("cpu")[:2]), P()))
+    np.testing.assert_allclose(jax.device_put(M, here.values.device).refreshed(both) @ b, M @ b, rtol=1e-12, atol=1e-12)
 
 
 def test_what_a_function_closes_over_is_set_up_inside_jit(there):
