@@ -1,7 +1,7 @@
 """Ways to solve a system: the table, and the loop over trials, for `solve`.
 
 A way is a method with a preconditioner. Outside jit the ways are tried in the order of their estimates (`estimates`). A
-way goes on as long as its rate of fall predicts fewer further steps than another set-up costs (`pace.paced`); if the
+way goes on as long as its rate of fall predicts fewer further steps than another set-up costs (`iterate.paced`); if the
 others fail, it goes on from its last x. Inside jit, where no failure is seen, one way is taken.
 """
 

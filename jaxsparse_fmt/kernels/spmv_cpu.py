@@ -1,4 +1,4 @@
-"""The calls of the Numba kernels for rows, diagonals and triangles, and how their work is divided.
+"""The calls of the Numba kernels for rows, slices, diagonals, triangles, bands and lanes, and how work is divided.
 
 A product is cut into pieces, whose number depends on its sizes and the cores and changes no bit. The pieces of a
 transposed product, whose number depends on the sizes alone, add into copies of the result, and XLA adds the copies in

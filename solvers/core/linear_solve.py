@@ -264,7 +264,7 @@ def report(to: Any, end: Any, code: Array, rhs: Array) -> None:
 def in_basis(
     solve: Solve, maps: tuple[Any, ...], basis: Basis, b: Array, x0: Any, limits: Limits, spaces: Any
 ) -> Solution:
-    """The solution of a system that has its types: the compiled body of every solver of A·x = b."""
+    """The solution of what `by_method` has checked, in the user's order; the compiled body of every A·x = b."""
     options, (A, M), inner, narrow = solve.options, maps, None, solve.options.dtype or b.dtype
     b, x0 = basis.enter(b), None if x0 is None else basis.enter(x0)
     if options.values is not None:

@@ -182,7 +182,7 @@ def solver(lacks: tuple[str, ...] = (), **changed: Any) -> Callable[[Callable[P,
 def by_method(
     method: Method, A: Any, b: Any, x0: Any, settings: Settings, narrow: Any = None, drop: float = 0.0
 ) -> Any:
-    """Checks the arguments, enters the matrix's basis, solves, and leaves it. See `cg` for the arguments.
+    """Checks the arguments, puts them where A's basis takes them, and solves. See `cg` for the arguments.
 
     Args:
       narrow: the dtype of the inner matrix of a refinement; None: no refinement.

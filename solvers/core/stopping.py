@@ -2,7 +2,7 @@
 
 `Now` ends the method by the residual norm of its recursion, `looked` where that norm grows or does not fall for long.
 `judged` then takes the true residual: CONVERGED, another start of the method, or a failure. After a failure one more
-trip of the loop judges the best x. `lsmr` has a rule of its own.
+trip of the loop judges the best x. `lsmr`, batches and solves on the host have rules of their own.
 """
 
 import functools
