@@ -285,9 +285,9 @@ class SparseMatrix(OnOneDevice, Faces):
     def asformat(self, name: str, *, max_bytes: int | None = None, **layout: Any) -> SparseMatrix:
         """The same matrix in another format, through CSR.
 
-        Of a matrix on an accelerator the host makes the first conversions of a size, which compiles nothing there; the
-        device makes later ones, and all of many entries, with the choice of "auto" and "tune". A matrix that these have
-        made is returned as it is. The result lies on the device to which
+        Of a matrix on an accelerator the host makes the first conversions of a size, which compiles nothing there, and
+        those of "auto" and "tune"; the device makes later ones, and all of many entries. A matrix that "auto" or "tune"
+        has made is returned as it is. The result lies on the device to which
         `jax.device_put` has committed the matrix. Inside jit, if only the values are traced, the matrix converts as
         outside, and the choice assumes that all values are 1. A matrix that is traced whole converts to "coo", "csr"
         and "csc", whose sizes are known.
