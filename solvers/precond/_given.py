@@ -50,7 +50,7 @@ def of_one(level: Any) -> tuple[Parts, Halo, Rows]:
     return {0: R}, P.halo, P
 
 
-class Kept:
+class OfTransfers:
     """The levels of a hierarchy that was made of other values: their coarse matrices become R·A·P of these.
 
     Args:

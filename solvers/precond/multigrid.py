@@ -317,14 +317,14 @@ def _refreshed(A: Any, M: Multigrid) -> Multigrid:
             large = _stored.large_levels(A, None, 0.0, 0, degree, M.dtype, levels)
         rows, _, start = large or (of_one_shard(checks.host(A)), None, None)
         below = levels[len(start.levels) if start else 0 :]
-        coarsening = _given.Kept([functools.partial(_given.of_one, level) for level in below], M.symmetric)
+        coarsening = _given.OfTransfers([functools.partial(_given.of_one, level) for level in below], M.symmetric)
         return _examined(*_built(A, rows, coarsening, M.cycle, degree, M.dtype, start, None, levels))
     if not checks.is_sharded(A) or not A.domain.same(M.order):
         raise ValueError("M.refreshed(A) takes a matrix that is sharded as the one that M was made of")
     from solvers.precond import _sharded
 
     rows, levels, spread = _sharded.renewed(A, M)
-    return _examined(*_built(A, rows, _given.Kept(levels, M.symmetric), M.cycle, degree, M.dtype, None, spread))
+    return _examined(*_built(A, rows, _given.OfTransfers(levels, M.symmetric), M.cycle, degree, M.dtype, None, spread))
 
 
 def _checked(cycle: str, degree: Any) -> int:
