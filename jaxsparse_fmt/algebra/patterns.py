@@ -4,8 +4,7 @@ A pattern is SciPy's on the host; for operands on an accelerator it is a `CsrArr
 """
 
 import functools
-import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,6 +16,7 @@ from jaxsparse_fmt._tracing import concrete, device_of, is_traced
 from jaxsparse_fmt._types import Array, Csr, CsrArrays, Target
 from jaxsparse_fmt.algebra import by_scipy, on_device
 from jaxsparse_fmt.core import entry_index
+from jaxsparse_fmt.core.conversions import times_asked
 from jaxsparse_fmt.core.entry_index import at_hand, sorted_on_host
 from jaxsparse_fmt.core.faces import Absent
 from jaxsparse_fmt.core.kept import Kept
@@ -89,13 +89,7 @@ def are_new(*operands: Any) -> bool:
     """Whether matrices of these sizes lie on JAX's accelerator for the first time: its programs would compile."""
     if not lie_on_device(*operands) or device_of(operands) != device_of():
         return False
-    return not next(_uses(*((type(A), A.shape, A.nnz) for A in operands)))
-
-
-@functools.lru_cache(1024)
-def _uses(*sizes: Any) -> Iterator[int]:
-    """Counts the operations on matrices of these sizes."""
-    return itertools.count()
+    return not times_asked(tuple((type(A), A.shape, A.nnz) for A in operands))
 
 
 def csr(indptr: np.ndarray, indices: np.ndarray, shape: tuple[int, int]) -> Csr:

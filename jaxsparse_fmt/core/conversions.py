@@ -29,10 +29,15 @@ def by_host(A: Any, what: str, **layout: Any) -> bool:
         return True
     if A.nnz >= FEW or len(leaves[0].devices()) > 1 or not jax.sharding.get_abstract_mesh().empty:
         return False
-    count = _count((what, repr(layout), type(A), A.shape, A.dtype, sizes(A)))
-    return next(count) < RENTED
+    return times_asked((what, repr(layout), type(A), A.shape, A.dtype, sizes(A))) < RENTED
 
 
-@remembered(PROGRAMS, "counts of conversions")
+def times_asked(key: Any) -> int:
+    """How many times this was called before with an equal key."""
+    return next(_count(key))
+
+
+@remembered(4 * PROGRAMS, "counts of conversions and operations")
 def _count(key: Any) -> Any:
+    del key
     return itertools.count()

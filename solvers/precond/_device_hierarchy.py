@@ -240,7 +240,7 @@ def structure(arrays: Any) -> tuple[tuple[Any, ...], Any]:
     return tuple(shapes), tree
 
 
-@functools.lru_cache(64)
+@remembered(64, "programs of multigrid")
 def compiled_once(program: Any, statics: tuple[Any, ...], leaves: tuple[Any, ...], tree: Any) -> Future[Any]:
     """The program for arrays of this structure, compiled in a thread; lowering it again would take 50 ms."""
     return _in_thread(program.lower(*statics, *jax.tree.unflatten(tree, leaves)).compile)

@@ -11,7 +11,6 @@ hosts.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, NamedTuple
@@ -23,6 +22,7 @@ import scipy
 from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxsparse_fmt._caches import remembered
 from jaxsparse_fmt.algebra import on_device
 from jaxsparse_fmt.distributed import halo
 from jaxsparse_fmt.distributed.distribution import Distribution
@@ -269,7 +269,7 @@ def large_levels(
     return Rows.of({k: part(k) for k in over.mine}, Cut(over.starts, over)), coarsening, start
 
 
-@functools.lru_cache(64)
+@remembered(64, "programs of multigrid")
 def _compiled(sizes: tuple[Any, ...], columns: int, leaves: tuple[Any, ...], tree: Any) -> list[Future[Any]]:
     """The programs of `Setup.coarsened` for shards of this structure, in the order of their calls."""
     n, size, width, halo, extra, rooms, place = sizes
@@ -311,7 +311,7 @@ def _compiled(sizes: tuple[Any, ...], columns: int, leaves: tuple[Any, ...], tre
     return made
 
 
-@functools.lru_cache(256)
+@remembered(256, "programs of multigrid")
 def _mapped(f: Any, statics: tuple[Any, ...], over: Distribution) -> Any:
     piece = PartitionSpec(over.axis)
 
