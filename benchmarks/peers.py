@@ -14,8 +14,8 @@ later solves with the same matrix.
 first calls: CPU seconds of the first call of a jitted function, from tracing to the answer; "ratio" is to jax.scipy's.
 Peers solve with the same matrix, as a function v -> A @ v. Medians of three, in which the sides take turns.
 functions: eigenpairs, singular values, exp(A)·b, complex symmetric systems and null spaces of n³ unknowns, to each
-library's own measure of 1e-8. The sides take turns in one process; "first" is the first call, and a name alone the
-least of three later ones. CPU seconds on a CPU, wall seconds on a GPU, where CuPy joins.
+library's own measure of 1e-8, SciPy's BLAS with one thread. The sides take turns in one process; "first" is the first
+call, and a name alone the least of three later ones. CPU seconds on a CPU, wall seconds on a GPU, where CuPy joins.
 """
 
 import argparse

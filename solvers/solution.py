@@ -15,7 +15,7 @@ from jax.core import Tracer
 
 from jaxsparse_fmt import _html
 from jaxsparse_fmt._pytrees import exportable, pytree
-from jaxsparse_fmt._tracing import standard_promotion
+from jaxsparse_fmt._tracing import is_concrete, standard_promotion
 from solvers.core.operators import is_function
 from solvers.core.space import HERE, length
 from solvers.core.vectors import ratio, times
@@ -287,9 +287,7 @@ class Solution(Outcome):
 
 def _is_at_hand(a: Any) -> bool:
     """Whether this process knows all numbers of `a`."""
-    if isinstance(a, Tracer) or not isinstance(a, jax.Array):
-        return isinstance(a, np.ndarray)
-    return a.is_fully_addressable or a.is_fully_replicated
+    return isinstance(a, np.ndarray) or (is_concrete(a) and (a.is_fully_addressable or a.is_fully_replicated))
 
 
 def _at_hand(a: Any) -> Any:

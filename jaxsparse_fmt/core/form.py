@@ -121,20 +121,19 @@ def _jvp(face, primals, tangents, **params):
 
 def _transpose(face, cotangent, a, b, *leaves, **params):
     """The cotangent of the linear operand: the face that yields its kind from the cotangent and the other operand."""
-    position, count = 0 if ad.is_undefined_primal(a) else 1, len(leaves)
+    position = 0 if ad.is_undefined_primal(a) else 1
+    results: list[Any] = [None] * (2 + len(leaves))
     linear, known = (a, b) if position == 0 else (b, a)
     if position == 0 and face != "outer":  # some leaves may be made of the values
         leaves, params["tree"] = _for_other_values(params["tree"], leaves)
     if isinstance(cotangent, ad.Zero):
-        result = ad.Zero(linear.aval)
+        results[position] = ad.Zero(linear.aval)
     else:
         names = OPERANDS[face]
         given = {names[2]: cotangent, names[1 - position]: known}
         back = FACE_OF[frozenset(given)]
         first, second = (given[name] for name in OPERANDS[back][:2])
-        result = _as_dtype(bind(back, first, second, leaves, **params), linear.aval.dtype)
-    results: list[Any] = [None] * (2 + count)
-    results[position] = result
+        results[position] = _as_dtype(bind(back, first, second, leaves, **params), linear.aval.dtype)
     return results
 
 

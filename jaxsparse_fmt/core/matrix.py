@@ -334,10 +334,10 @@ def build(csr: Any, name: str, target: Target, **layout: Any) -> SparseMatrix:
     if hasattr(csr, "csr_arrays"):
         is_ours = isinstance(getattr(csr, "_stored", None), SparseMatrix)  # a sharded one gathers its own
         on_host = is_ours and conversions.by_host(csr, name, **layout)
-        if on_host and name == "csr" and jax.sharding.get_abstract_mesh().empty:
-            # Arrays that CSR would share stay JAX's, unless a mesh is set, on whose devices new matrices lie.
-            on_host = not (type(csr) is FORMATS[name] or is_on_cpu(jax.tree.leaves(csr)[0]))
-        csr = csr._read_only() if on_host else csr.csr_arrays()
+        # Arrays that CSR would share stay JAX's, unless a mesh is set, on whose devices new matrices lie.
+        shares = on_host and name == "csr" and jax.sharding.get_abstract_mesh().empty
+        shares = shares and (type(csr) is FORMATS[name] or is_on_cpu(jax.tree.leaves(csr)[0]))
+        csr = csr._read_only() if on_host and not shares else csr.csr_arrays()
     with concrete(csr.data):
         return FORMATS[name].from_csr(csr, target, **layout)
 

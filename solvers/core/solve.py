@@ -116,15 +116,15 @@ class Settings:
           arrays: those of A, b and M, where the loop runs.
         """
         limits, adjoint, every, history = self.limits(most, drop), self.adjoint, self.check_every, 0
+        is_rough = linear_solve.in_preconditioner.get()
         if every is None:
             every = steps_per_check(n, device_of(arrays).platform, self.M, drop > 0)
         if self.history is not False:
             history = arguments.history_length(self.history, limits.maxiter)
-        if isinstance(adjoint, Adjoint) and (adjoint is not Settings.adjoint or linear_solve.in_preconditioner.get()):
+        if isinstance(adjoint, Adjoint) and (is_rough or adjoint is not Settings.adjoint):
             # Its numbers are limits, and derivatives alone call a report: no other program keeps what that holds.
             report = adjoint.report if jax_versions.is_traced_here() else None
-            rough = linear_solve.in_preconditioner.get()
-            adjoint = Rough(report=report) if rough else Adjoint(None, None, adjoint.truncated, report)
+            adjoint = Rough(report=report) if is_rough else Adjoint(None, None, adjoint.truncated, report)
         return Options(history, every, self.callback, self.progress), adjoint, limits
 
 
