@@ -163,8 +163,8 @@ def _refined(
     """missed(x, end): x [batch, k, n] ← x + M·(b − A·x) from 0, until each residual meets its tolerance or stays.
 
     A success is judged by the true residual of x. The code of a failure is MAXITER, STAGNATION, OUT_OF_RANGE or
-    NON_FINITE. If `met` is given: met(x, end) where all residuals meet their tolerances after the first step; the
-    further ones take the `careful` inverse.
+    NON_FINITE. If `met` is given: met(x, end) where all residuals meet their tolerances after the first step. Where
+    they stay above them, the `careful` inverse goes on from the best x.
 
     Args:
       parts: a batch of `_plain` systems.
@@ -212,7 +212,10 @@ def _refined(
     start = mesh_axes.varying(start, (parts, b))
 
     def refined(s: State) -> Any:
-        s = lax.while_loop(lambda s: jnp.any(goes_on(s)), functools.partial(step, careful or inverse), s)
+        s = lax.while_loop(lambda s: jnp.any(goes_on(s)), functools.partial(step, inverse), s)
+        if careful is not None:  # costs some thirty times as much
+            s = s._replace(y=s.x, r=b - A(s.x), norm=s.size, last=start.last, diverges=no)
+            s = lax.while_loop(lambda s: jnp.any(goes_on(s)), functools.partial(step, careful), s)
         A_norm = jnp.max(jnp.abs(parts.A), axis=1, initial=0)[:, None]  # from below
         Ax_norm = A_norm * norm(s.x)
         is_rounded = is_rounding(jnp.int32(Status.STAGNATION), s.size, Ax_norm, b_norm, least) & ~s.diverges

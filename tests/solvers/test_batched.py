@@ -243,3 +243,22 @@ def test_tridiagonal_and_dense_ways_of_accelerators_solve_too(rng, monkeypatch):
     np.testing.assert_allclose(x, np.linalg.solve(dense, b[..., None])[..., 0], rtol=1e-10, atol=1e-12)
     by_b = np.linalg.solve(dense.swapaxes(1, 2), np.ones_like(b)[..., None])[..., 0]
     np.testing.assert_allclose(back(jnp.ones_like(x))[1], by_b, rtol=1e-10, atol=1e-12)
+
+
+def test_only_systems_that_a_quick_elimination_does_not_serve_get_one_with_interchanges(rng, monkeypatch):
+    b = systems(rng)[1][:-1]  # of this size no program is kept
+    A = jsf.from_scipy(scipy.sparse.diags_array([1.0, 4.0, 2.0], offsets=[-1, 0, 1], shape=(N, N)))
+    factors, made = np.ones((len(b), 1, 1)), batched._tridiagonal
+    factors[1], factors[2] = 1.001, np.nan
+
+    def rough(*args):
+        quick, careful = made(*args)
+        return lambda r: factors[: len(r)] * quick(r), careful
+
+    monkeypatch.setattr(batched, "device_of", lambda *_: type("Device", (), {"platform": "gpu"}))
+    monkeypatch.setattr(batched, "_tridiagonal", rough)
+    values = jnp.broadcast_to(A.data, (len(b), A.nnz))
+    sol = quick_jit(jax.vmap(lambda v, b: direct(A.with_data(v), b)))(values, b)
+    assert np.all(sol.status == 0)
+    assert list(sol.iterations[:3]) == [1, 4, 2]  # the second gains a factor of 1,000 at each step
+    np.testing.assert_allclose(sol.x, np.linalg.solve(A.todense(), np.asarray(b).T).T, rtol=1e-10, atol=1e-12)
