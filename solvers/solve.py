@@ -1,6 +1,7 @@
 """A solve that chooses: it estimates what each way would cost, takes the cheapest, and goes on if that one fails."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, Unpack
 
 import jax
@@ -18,6 +19,7 @@ from solvers.facts import Facts, Memory, NotFinite, Success, is_plain, recalled
 from solvers.on_host import refined
 from solvers.shortest import as_small_as, for_all_of, shortened
 from solvers.solution import Solution, Status, Told
+from solvers.trials import first_success
 from solvers.ways import (
     GIVEN,
     METHODS,
@@ -27,7 +29,6 @@ from solvers.ways import (
     WAYS,
     WITH_GIVEN_M,
     Way,
-    first_success,
     without_null_space,
 )
 
@@ -92,13 +93,7 @@ def solve(
     M, singular = options.M, options.nullspace is not None or options.left_nullspace is not None
     if remember and x0 is None and method == "auto" and not singular and (sol := _again(A, b, options)) is not None:
         return sol
-    check_choice("method", method, ("auto", *METHODS, "direct"))
-    if isinstance(M, str) and M != "auto":
-        raise ValueError(f"M must be 'auto', None, a matrix or a function; got {M!r}; {call_for(M)}")
-    if method == "direct" and not isinstance(M, str):
-        raise ValueError("method='direct' takes no M; leave it out")
-    if method == "direct" and singular:
-        raise ValueError("method='direct' takes no nullspace; direct(A, b, nullspace=…) does")
+    _check_together(method, M, singular)
     n = arguments.unknowns(A, b)
     checked = operator(A, n, "A")
     A = checked.A if isinstance(checked, Wrapped) else A if is_function(A) else checked
@@ -114,14 +109,7 @@ def solve(
     checked.basis.agree(lambda: vectors | choice | {"M": M})
     numbers = options.rtol, options.atol, options.maxiter
     facts = Facts(A, b, not (in_trace() or is_traced(arguments.still((b, x0, numbers)))), symmetric, definite)
-    ways = {"function": OF_A_FUNCTION, "sharded": ON_MANY_DEVICES}.get(facts.kind, WAYS)
-    name = None if M is None else GIVEN
-    if method != "auto":
-        suited = SUITED[method] if isinstance(M, str) else (name,)
-        ways = [Way(method, made, lambda f: True, "asked for") for made in suited]
-    elif not isinstance(M, str):
-        ways = WITH_GIVEN_M if ways is WAYS else ways
-        ways = [way if way.method == "direct" else way._replace(M=name) for way in ways]
+    ways = _ways(facts, method, M)
     if singular:
         ways = without_null_space(ways, facts, options.left_nullspace is None)
     if not facts.tries or facts.kind == "function":
@@ -138,6 +126,29 @@ def solve(
         return sol if part is None else for_all_of(b, sol, facts.host, *limits)
     except NotFinite as found:
         return _of_finite_columns(found.columns, A, b, x0, options, facts, ways)
+
+
+def _check_together(method: str, M: Any, singular: bool) -> None:
+    """ValueError: no such method, or none that takes this M, or null spaces."""
+    check_choice("method", method, ("auto", *METHODS, "direct"))
+    if isinstance(M, str) and M != "auto":
+        raise ValueError(f"M must be 'auto', None, a matrix or a function; got {M!r}; {call_for(M)}")
+    if method == "direct" and not isinstance(M, str):
+        raise ValueError("method='direct' takes no M; leave it out")
+    if method == "direct" and singular:
+        raise ValueError("method='direct' takes no nullspace; direct(A, b, nullspace=…) does")
+
+
+def _ways(facts: Facts, method: str, M: Any) -> Sequence[Way]:
+    """The table of ways by a method, or "auto", and an M, or "auto"."""
+    is_given, name = not isinstance(M, str), None if M is None else GIVEN
+    if method != "auto":
+        return [Way(method, made, lambda f: True, "asked for") for made in ((name,) if is_given else SUITED[method])]
+    ways = {"function": OF_A_FUNCTION, "sharded": ON_MANY_DEVICES}.get(facts.kind, WAYS)
+    if not is_given:
+        return ways
+    ways = WITH_GIVEN_M if ways is WAYS else ways
+    return [way if way.method == "direct" else way._replace(M=name) for way in ways]
 
 
 def _of_finite_columns(wrong: Any, A: Any, b: Any, x0: Any, settings: Settings, facts: Facts, ways: Any) -> Solution:

@@ -1,17 +1,10 @@
-"""Ways to solve a system: the table, and the loop over trials, for `solve`.
-
-A way is a method with a preconditioner. Outside jit the ways are tried in the order of their estimates (`estimates`). A
-way goes on as long as its rate of fall predicts fewer further steps than another set-up costs (`iterate.paced`); if the
-others fail, it goes on from its last x. Inside jit, where no failure is seen, one way is taken.
-"""
+"""Ways to solve a system, for `solve`: the tables, and how each is gone. A way is a method with a preconditioner."""
 
 import dataclasses
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -19,19 +12,18 @@ from jaxsparse_fmt._tracing import concrete
 from solvers import precond
 from solvers.bicgstab import METHOD as BICGSTAB
 from solvers.cg import METHOD as CG
-from solvers.core import arguments
 from solvers.core.operators import is_function
 from solvers.core.solve import Settings, by_method
-from solvers.direct import by_factors, prepared, unsolved
-from solvers.estimates import BLOCK, Trial, Way, estimate
+from solvers.direct import by_factors, prepared
+from solvers.estimates import BLOCK, Trial, Way
 from solvers.facts import Facts, check_finite
 from solvers.fcg import METHOD as FCG
 from solvers.gmres import method as gmres
 from solvers.idrs import method as idrs
 from solvers.minres import METHOD as MINRES
 from solvers.precond.jacobi import of_diagonal
-from solvers.shortest import by_lsmr, by_singular_values, in_words, of_least_squares, shortened
-from solvers.solution import Solution, SolverError, Status, Told
+from solvers.shortest import by_lsmr, by_singular_values, of_least_squares
+from solvers.solution import Solution, Status
 
 RESTART = 30  # of gmres
 METHODS: dict[str, Callable[[int], Any]] = {
@@ -111,144 +103,7 @@ def without_null_space(ways: Sequence[Way], facts: Facts, symmetric: bool) -> li
     return [way._replace(M=None) if way.M == "ilu" and not facts.tries else way for way in found]
 
 
-# ------------------------------------------------------------------------------------------------------------ trials
-
-
-def _next(queue: list[Trial], facts: Facts, by_cost: bool) -> Trial:
-    """Takes a trial out of the queue, the cheapest or the first.
-
-    Only if it is by factors are their entries counted, roughly at first, which may show that another is cheaper.
-    """
-    trial = min(queue, key=lambda trial: trial.rank) if by_cost else queue[0]
-    if trial.is_floor:
-        is_rough = "least_work" not in vars(facts) and facts.least_work > 0
-        counts = trial.way.M == "factors" and not (by_cost and is_rough)
-        for k, other in enumerate(queue):
-            if not other.has_solved:
-                queue[k] = estimate(other.way, facts, counts)._replace(taken=other.taken)
-        return _next(queue, facts, by_cost)
-    queue.remove(trial)
-    return trial
-
-
-def first_success(
-    A: Any, b: Any, x0: Any, settings: Settings, facts: Facts, ways: Sequence[Way], memory: Any = None
-) -> Solution:
-    """The solution of the first way that succeeds, else the best one; inside jit that of the first.
-
-    NotFinite: a way met a NaN or an infinity, and A, b or x0 has one; `solve` solves for the other columns.
-
-    Args:
-      memory: a `Memory` of earlier solves, which keeps what succeeds; None: nothing is remembered.
-    """
-    stage, stages = WAYS, [ways, AT_LAST] if ways is WAYS and facts.tries else [ways]
-    limits = settings.rtol, settings.atol
-    if ways is WAYS and facts.tries and facts.lost(b, *limits) is not None:
-        stages = [AT_LAST]
-    queue = [] if memory is None else [t for t in memory.order if facts.is_plain or t.way.method != "singular values"]
-    if ways is WAYS and memory is not None and not memory.has_values:
-        queue = [trial for trial in queue if trial.way.M]  # other values need not be singular
-    names: set[str] = set()
-    tried: list[str] = []
-    best: Solution | None = None
-    least, is_singular, factored = np.inf, False, None  # by which other b may be solved
-    slow: list[Trial] = []  # those without set-up that promise no more than one that was left
-    began, announced = time.perf_counter(), SILENT / 2
-    refusal: Exception = ValueError("no method fits")
-    rest = settings.maxiter
-    while queue or stages:
-        if not queue:
-            stage = stages.pop(0)
-            queue = [estimate(way, facts) for way in stage if way.name not in names and way.when(facts)]
-            continue
-        trial = _next(queue, facts, stage in (WAYS, ON_MANY_DEVICES))
-        way, start, sol, M = trial.way, x0, None, None
-        names.add(way.name)
-        spent = time.perf_counter() - began
-        if facts.tries and spent + trial.seconds > 2 * announced:
-            announced = spent + trial.seconds
-            text = f"solve: after {spent:.0f} s comes {trial}; interrupt it if that is long, or give a preconditioner M"
-            warnings.warn(text, RuntimeWarning, stacklevel=4)
-        if best is not None and (trial.taken or way.M in ("multigrid", "ilu")):
-            start = jax.lax.stop_gradient(best.x)
-        try:
-            M = settings.M if way.M == GIVEN else memory and memory.made(way.M)
-            M = made(trial, facts) if M is None else M
-        except (ValueError, MemoryError, SolverError) as error:
-            refusal = error
-        else:
-            try:
-                sol = run(trial, queue, M, A, b, start, dataclasses.replace(settings, maxiter=rest), facts)
-            except SolverError as error:  # the factors overflow the dtype
-                refusal = error
-        if sol is None:
-            status = refusal.status if isinstance(refusal, SolverError) else None
-            check_finite(facts, b, x0)
-            tried.append(f"{trial}: refused, {status or str(refusal).partition(';')[0]}")
-            if status is Status.SINGULAR and way.M == "factors":
-                is_singular, queue, stages = True, [], stages[-1:]
-            continue
-        if not facts.tries:
-            return _telling(sol, way.name, *tried, str(trial))
-        code = np.asarray(sol.code)  # on the host: `success` would take 30 µs
-        if np.any(code == Status.NON_FINITE):
-            check_finite(facts, b, x0)
-        status, steps = Status(int(np.max(code))), int(np.max(np.asarray(sol.n_iterations)))
-        is_left = status is Status.MAXITER and 0 < steps < (_most(trial, facts, rest) or 0)
-        tried.append(f"{trial}: {f'left after {steps} steps' if is_left else status}")
-        sol = _telling(sol, way.name, *tried)
-        solved = (code == Status.CONVERGED) | (code == Status.ROUNDED) | (code == Status.LEAST_SQUARES)
-        if np.all(solved):
-            again = trial._replace(taken=0, has_solved=True, way=way._replace(steps=trial.taken + steps))
-            others = [o for o in queue if stage in (WAYS, ON_MANY_DEVICES) and o.may_follow(again)]
-            is_least = np.any(code == Status.LEAST_SQUARES)  # which displaces nothing that solves other b
-            if factored is not None and (is_singular or is_least):
-                again, others, M = factored[0], [], factored[1]
-            if memory is not None and (memory.found is None or again.way.M or not is_least):
-                size = memory.keep((again, *others), M)
-                if size > TOLD:
-                    tried[-1] += f"; {size / 1e9:.1f} GB of {way.M} are kept (remember=False keeps none)"
-                    sol = _telling(sol, way.name, *tried)
-            if ways is not WAYS or x0 is not None:
-                return sol
-            space = getattr(getattr(M, "factors", None), "null_space", None)
-            return shortened(sol, b, facts.host, space, *limits, is_singular)
-        if way.M == "factors":
-            factored = trial, M
-        if way.method in ("direct", "singular values") and np.all(solved | (code == Status.OUT_OF_RANGE)):
-            return sol  # no way finds another x
-        norm = np.max(np.asarray(arguments.still(sol.residual_norm)), initial=0)
-        if best is None or norm < least:
-            best, least = sol, norm
-        if rest is not None:
-            rest = max(int(rest) - steps, 0)
-            if rest == 0:
-                break
-        if is_left:
-            if stage is not ON_MANY_DEVICES:
-                slow += [other for other in queue if not (other.way.has_set_up or other.taken)]
-                queue = [other for other in queue if other.way.has_set_up or other.taken]
-            queue.append(trial._replace(taken=trial.taken + steps))
-        elif not trial.way.has_set_up:
-            queue, slow = queue + slow, []
-        queue = [other for other in queue if other.way.method not in UNSUITED.get(status, ())]
-        if way.name == "minres with |jacobi|" and status is Status.BREAKDOWN:  # by what A takes to 0, as it seems
-            queue.append(estimate(SHORTEST, facts))
-        if status is Status.SINGULAR:
-            is_singular, queue, stages = True, [], stages[-1:]
-    if best is None:
-        if not is_singular:
-            raise refusal
-        without_M = dataclasses.replace(settings, M=None)
-        best = _telling(by_method(unsolved(Status.SINGULAR), A, b, None, without_M), "direct")
-    is_failure = jnp.logical_not(best.success) & (best.code != Status.LEAST_SQUARES)
-    code = jnp.where(is_failure & is_singular, jnp.int32(Status.SINGULAR), best.code)
-    words = in_words(facts.host, None, True) if is_singular else ()
-    return _telling(dataclasses.replace(best, code=code), best.method, *tried, *words)
-
-
-def _telling(sol: Solution, *words: str) -> Solution:
-    return dataclasses.replace(sol, _told=Told(words))
+# ------------------------------------------------------------------------------------------------------- one of them
 
 
 def made(trial: Trial, facts: Facts) -> Any:
@@ -280,7 +135,7 @@ def run(
         check_finite(facts, b, x0)  # LAPACK raises an error of its own
         return by_singular_values(facts.host, b, facts.dtype(b), options)
     if facts.tries:
-        options = dataclasses.replace(options, maxiter=_most(trial, facts, settings.maxiter))
+        options = dataclasses.replace(options, maxiter=most(trial, facts, settings.maxiter))
     if way.method == "lsmr":
         return by_lsmr(A, b, x0, options)
     if facts.tries and trial.step > 0 and way.M not in (None, GIVEN):
@@ -296,7 +151,7 @@ def run(
     return dataclasses.replace(sol, x=of_least_squares(A, b, sol.x, sol.code))
 
 
-def _most(trial: Trial, facts: Facts, maxiter: Any) -> Any:
+def most(trial: Trial, facts: Facts, maxiter: Any) -> Any:
     """Iterations: the caller's limit, or a minute, and at most 10·n."""
     if maxiter is not None or not trial.step > 0:
         return maxiter

@@ -77,7 +77,7 @@ def test_do_regular_values_on_the_pattern_of_singular_ones_begin_with_least_squa
 @pytest.mark.parametrize("size", [1e-6, 1.0])
 @pytest.mark.parametrize("n", [12, 26], ids=["small", "large"])
 def test_least_squares_of_a_laplacian_need_no_method_of_their_own(n, size, monkeypatch):
-    monkeypatch.setattr(sys.modules["solvers.ways"], "AT_LAST", ())
+    monkeypatch.setattr(sys.modules["solvers.trials"], "AT_LAST", ())
     S = sp.block_diag([laplacian(jsf.gallery.poisson(n, dim=2)), laplacian(jsf.gallery.poisson(9, dim=2))], "csr")
     part = np.where(np.arange(S.shape[0]) < n * n, 1.0, -0.5)  # constant on each of two
     good = S @ np.random.default_rng(0).standard_normal(S.shape[0])

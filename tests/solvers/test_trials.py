@@ -14,7 +14,7 @@ import scipy.sparse as sp
 import scipy.sparse.linalg as spla
 
 import jaxsparse_fmt as jsf
-from solvers import Status, direct, estimates, solve
+from solvers import Status, direct, estimates, solve, trials
 from solvers.cg import METHOD as CG
 from solvers.core.solve import Settings, by_method
 from solvers.gmres import method as gmres
@@ -28,15 +28,14 @@ def test_new_values_of_a_pattern_begin_with_the_way_that_succeeded_by_factors_of
     if devices > 1:
         A = jsf.shard(A.to_scipy(), jax.make_mesh((devices,), ("rows",)), format="csr")
     first = solve(A, b, rtol=1e-10)
-    monkeypatch.setattr(sys.modules["solvers.ways"], "estimate", None)
+    monkeypatch.setattr(trials, "estimate", None)
     new = A.with_data(3 * A.data)
     np.testing.assert_allclose(solve(new, b, rtol=1e-10).x, first.x / 3, rtol=1e-8)
     np.testing.assert_allclose(solve(A, b, rtol=1e-10).x, first.x, rtol=1e-8)
 
 
 def test_a_second_solve_takes_factors_if_they_cost_less_than_the_steps_of_the_first(monkeypatch):
-    module = sys.modules["solvers.ways"]
-    monkeypatch.setattr(module, "estimate", lambda way, *_: estimates.Trial(way, 0.3 * way.has_set_up, 1e-3))
+    monkeypatch.setattr(trials, "estimate", lambda way, *_: estimates.Trial(way, 0.3 * way.has_set_up, 1e-3))
     S = jsf.gallery.poisson(100, dim=2)
     A, b = jsf.from_scipy(S), np.random.default_rng(0).standard_normal(S.shape[0])
     first, second = solve(A, b, rtol=1e-8), solve(A, b, rtol=1e-8)
@@ -68,7 +67,7 @@ def test_a_way_that_was_left_goes_on_where_the_others_fail(monkeypatch):
     module = sys.modules["solvers.ways"]
     monkeypatch.setattr(module, "MAKERS", module.MAKERS | dict.fromkeys(("multigrid", "ilu"), fails))
     monkeypatch.setattr(module, "prepared", fails)
-    monkeypatch.setattr(module, "estimate", lambda way, *_: estimates.Trial(way, 0.2 * way.has_set_up, 1e-3))
+    monkeypatch.setattr(trials, "estimate", lambda way, *_: estimates.Trial(way, 0.2 * way.has_set_up, 1e-3))
     S = jsf.gallery.poisson(100, dim=2)
     b = np.random.default_rng(0).standard_normal(S.shape[0])
     sol = solve(jsf.from_scipy(S), b, rtol=1e-8)
@@ -81,15 +80,13 @@ def fails(*_):
 
 
 def test_a_sharded_matrix_gets_multigrid_where_the_estimate_says_so(monkeypatch):
-    module = sys.modules["solvers.ways"]
-    found = {}
-    kept = module.estimate
+    found, kept = {}, trials.estimate
 
     def dear_steps(way, facts):
         found[way.name] = kept(way, facts)
-        return module.Trial(way, 0.1 * way.has_set_up, 1e-2)
+        return estimates.Trial(way, 0.1 * way.has_set_up, 1e-2)
 
-    monkeypatch.setattr(module, "estimate", dear_steps)
+    monkeypatch.setattr(trials, "estimate", dear_steps)
     S, mesh = jsf.gallery.poisson(60, dim=2), jax.sharding.Mesh(np.array(jax.devices()[:2]), ("rows",))
     b = np.random.default_rng(0).standard_normal(S.shape[0])
     sol = solve(jsf.shard(S, mesh, format="csr"), b)
@@ -189,9 +186,8 @@ def test_maxiter_bounds_the_iterations_of_all_ways_together(maxiter):
 
 
 def test_a_long_set_up_is_announced_with_its_estimate(monkeypatch):
-    module = sys.modules["solvers.ways"]
     monkeypatch.setitem(estimates.DEVICES["host"], "work", 1.0)
-    monkeypatch.setattr(module, "HOURS", np.inf)
+    monkeypatch.setattr(sys.modules["solvers.ways"], "HOURS", np.inf)
     with pytest.warns(RuntimeWarning, match=r"solve: after 0 s comes direct \(asked for; about .* s\); interrupt it"):
         assert solve(jsf.from_scipy(tridiagonal(400)), np.ones(400), method="direct").success
 
@@ -227,11 +223,11 @@ def test_new_values_are_factored_in_the_order_of_the_first_ones(format, monkeypa
 
 def test_a_repeated_solve_goes_back_to_no_guess(monkeypatch):
     """A guess counts three times as much as steps that are known; and one that was wrong is not taken again."""
-    module, costs = sys.modules["solvers.ways"], {"factors": 9.0, "ilu": 9.0}
-    monkeypatch.setattr(module, "estimate", lambda way, *_: estimates.Trial(way, costs.get(way.M, 0.0), 1e-3))
+    costs = {"factors": 9.0, "ilu": 9.0}
+    monkeypatch.setattr(trials, "estimate", lambda way, *_: estimates.Trial(way, costs.get(way.M, 0.0), 1e-3))
     S = jsf.gallery.poisson(200, dim=2)
     b = np.random.default_rng(0).standard_normal(S.shape[0])
-    monkeypatch.setattr(module, "run", functools.partial(without_budget, module.run))
+    monkeypatch.setattr(trials, "run", functools.partial(without_budget, trials.run))
     for guess, methods in ((0.3, ("cg with jacobi",) * 3), (0.16, ("cg with jacobi", *("cg with multigrid",) * 2))):
         costs["multigrid"], A = guess, jsf.from_scipy(S)
         assert tuple(solve(A, b, rtol=1e-8).method for _ in range(3)) == methods
@@ -242,7 +238,7 @@ def without_budget(run, trial, queue, *rest):
 
 
 def test_factors_that_stay_are_told_and_larger_ones_do_not(monkeypatch):
-    monkeypatch.setattr(sys.modules["solvers.ways"], "TOLD", 0)
+    monkeypatch.setattr(trials, "TOLD", 0)
     S = tridiagonal(400, low=-0.3)
     A, b = jsf.from_scipy(S), np.ones(400)
     assert solve(A, b).tried[-1].endswith("GB of factors are kept (remember=False keeps none)")
