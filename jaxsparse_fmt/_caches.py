@@ -1,4 +1,7 @@
-"""What this library keeps between calls, listed in one place: `cache_info` counts it, and `clear_caches` drops it."""
+"""What this library keeps between calls, listed in one place: `cache_info` counts it, and `clear_caches` drops it.
+
+Under `functools.cache` is what depends on no user's data, and has an end: facts about this process, and linked kernels.
+"""
 
 import functools
 from collections.abc import Callable

@@ -28,7 +28,7 @@ def alone(mesh: Any) -> bool:
     """
     if jax.process_count() == 1 or not isinstance(mesh, Mesh):
         return True
-    processes, count = _processes(mesh), jax.process_count()
+    processes, count = sorted({d.process_index for d in mesh.devices.flat}), jax.process_count()
     if processes == [jax.process_index()]:
         return True
     if len(processes) < count:
@@ -38,11 +38,6 @@ def alone(mesh: Any) -> bool:
             "jax.local_devices()"
         )
     return False
-
-
-@functools.lru_cache(maxsize=8)
-def _processes(mesh: Mesh) -> list[int]:
-    return sorted({d.process_index for d in mesh.devices.flat})
 
 
 def everyones(make: Callable[[], dict[int, Any]], mesh: Mesh) -> dict[int, Any]:

@@ -121,10 +121,6 @@ def _address_of(number: int) -> int:
     return machine_code.address(make, *map(str, KEYS[number]))
 
 
-_new_capsule = ctypes.pythonapi.PyCapsule_New
-_new_capsule.restype, _new_capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-
-
 def register_guarded(target: str, capsule: Any) -> None:
     """Registers a library's handler under a name for XLA: one float64 result, which is NaN where the handler fails.
 
@@ -135,7 +131,7 @@ def register_guarded(target: str, capsule: Any) -> None:
         name_of.restype, name_of.argtypes = ctypes.c_char_p, [ctypes.py_object]
         pointer_of.restype, pointer_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
         guarded = _kept(np.array([pointer_of(capsule, name_of(capsule))], np.int64))
-        capsule = _new_capsule(machine_code.of_handler("guarded", guarded.ctypes.data), None, None)
+        capsule = jax.ffi.pycapsule(machine_code.of_handler("guarded", guarded.ctypes.data))
     jax.ffi.register_ffi_target(target, capsule, platform="cpu")
 
 
@@ -148,7 +144,7 @@ def _registered() -> bool:
         return False
     try:
         address = machine_code.of_handler(TARGET, _table.ctypes.data)
-        jax.ffi.register_ffi_target(TARGET, _new_capsule(address, None, None), platform="cpu")
+        jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(address), platform="cpu")
     except Exception as error:
         _fail("this jaxlib does not call the kernels for the CPU", error)
         return False

@@ -37,15 +37,14 @@ FROM_NUMBA = {
 }
 
 _owners: list[Any] = []  # of the code: functions of Numba, and engines of LLVM
-_addresses: dict[str, int] = {}
 _compiling: dict[str, Future[int]] = {}
 _lock = threading.RLock()  # without it every thread that needs a new function would compile it
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
-os.register_at_fork(after_in_child=lambda: (_compiler.cache_clear(), _compiling.clear()))  # which lacks the thread
+os.register_at_fork(after_in_child=_compiling.clear)  # which lacks the threads
 
 
 def address(make: Callable[[], tuple[Any, str]], *key: str) -> int:
-    """The address of a C function, linked from its file or compiled, once a process.
+    """The address of a C function, linked from its file or compiled; the caller keeps it.
 
     Args:
       make: returns the Python function and its signature for Numba, such as "void(int64)". The sources of what Numba
@@ -55,17 +54,10 @@ def address(make: Callable[[], tuple[Any, str]], *key: str) -> int:
     folder = Path(make.__code__.co_filename).parent
     name = hashlib.blake2b(repr((_machine(folder), key)).encode(), digest_size=DIGEST).hexdigest() + ".o"
     with _lock:
-        if name not in _addresses:
-            _addresses[name] = _made(make, name)
-        return _addresses[name]
-
-
-def _made(make: Callable[[], tuple[Any, str]], name: str) -> int:
-    """The address of the function whose file has this name."""
-    for kept in _folders():
-        with contextlib.suppress(OSError, ValueError, RuntimeError):  # no file or another's, damaged, or not LLVM's
-            return _linked(name, read_private(kept / name))
-    return _apart(lambda: _compiled_anew(make, name), name)
+        for kept in _folders():
+            with contextlib.suppress(OSError, ValueError, RuntimeError):  # no file or another's, damaged, or not LLVM's
+                return _linked(name, read_private(kept / name))
+        return _apart(lambda: _compiled_anew(make, name), name)
 
 
 def _compiled_anew(make: Callable[[], tuple[Any, str]], name: str) -> int:
@@ -88,17 +80,12 @@ def _apart(f: Callable[[], int], name: str) -> int:
     """
     if threading.current_thread() is not threading.main_thread():
         return f()
-    result = _compiling[name] = _compiling.get(name) or _compiler().submit(f)
+    result = _compiling[name] = _compiling.get(name) or ThreadPoolExecutor(1).submit(f)
     try:
         return result.result()
     finally:
         if result.done():
             del _compiling[name]
-
-
-@functools.cache
-def _compiler() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(1)
 
 
 def _keep(name: str, content: bytes) -> None:

@@ -35,11 +35,12 @@ def over_rows(kernel: Callable[..., None], n_rows: int, n_marks: int, *arguments
     values = [a.ctypes.data if isinstance(a, np.ndarray) else a for a in arguments]
     step = max(rows, 1)
     of_thread = threading.local()
+    function: Any = _function(kernel, kinds) if n_rows else None
 
     def task(begin: int) -> None:
         if not hasattr(of_thread, "marks"):
             of_thread.marks = np.full(n_marks, -1, np.int64)
-        _function(kernel, kinds)(begin, min(begin + step, n_rows), of_thread.marks.ctypes.data, *values)
+        function(begin, min(begin + step, n_rows), of_thread.marks.ctypes.data, *values)
 
     in_threads(task, range(0, n_rows, step))
 

@@ -37,7 +37,7 @@ def registered(*changes: tuple[str, str]) -> None:
     binding.add_symbol("jaxsparse_table", ffi._table.ctypes.data)
     engine.add_module(binding.parse_assembly(before + name + changed + other + after))
     engine.finalize_object()
-    capsule = ffi._new_capsule(engine.get_function_address(abi.TARGET), None, None)
+    capsule = jax.ffi.pycapsule(engine.get_function_address(abi.TARGET))
     jax.ffi.register_ffi_target(f"{abi.TARGET}_{next(NAMES)}", capsule, platform="cpu")
 
 
@@ -150,7 +150,6 @@ def test_an_interrupt_whenever_code_is_linked_leaves_the_next_call_right(monkeyp
         finalize(self)
 
     monkeypatch.setattr(binding.ExecutionEngine, "finalize_object", interrupted)
-    monkeypatch.setattr(machine_code, "_addresses", {})
     addresses, ffi._table[:] = ffi._table.copy(), 0
     T = jsf.gallery.poisson(7, dim=2)  # of a size that no other test solves, so that its program is new
     A, b, x, interrupts = jsf.from_scipy(T, "csr"), np.arange(49.0), None, 0

@@ -81,7 +81,6 @@ def test_what_is_kept_on_disk_is_of_the_same_sources(tmp_path, monkeypatch):
     for change, files in (("", 1), ("", 1), ("# another", 2)):
         (tmp_path / "beside.py").write_text(change)
         machine_code._machine.cache_clear()
-        machine_code._addresses.clear()
         assert ctypes.CFUNCTYPE(ctypes.c_int64)(machine_code.address(make))() == 1
         assert len([*(tmp_path / "kept").glob("*.o")]) == files
 
@@ -125,7 +124,6 @@ def answer(tmp_path, monkeypatch):
 
     def run(number, folder, *key):
         monkeypatch.setenv("NUMBA_CACHE_DIR", str(folder))
-        monkeypatch.setattr(machine_code, "_addresses", {})
         scope["number"] = number
         return ctypes.CFUNCTYPE(ctypes.c_int64)(machine_code.address(scope["make"], *key))()
 
