@@ -86,10 +86,8 @@ def best_block(csr: Csr, itemsize: int) -> tuple[int, int]:
     """The square block up to 8 × 8 that takes the fewest bytes, padding counted, in a sample of the rows."""
     some = statistics.sample(csr, WINDOW)
 
-    def nbytes(r: int) -> float:
-        return some.distinct(some.row // r, some.col // r, csr.shape[1] // r + 1)[0].size * (r * r * itemsize + 4)
-
-    return min(((r, r) for r in (1, *CANDIDATES)), key=lambda shape: nbytes(shape[0]))
+    r = min((1, *CANDIDATES), key=lambda r: some.blocks(r, r) * (r * r * itemsize + 4))
+    return r, r
 
 
 def _shape(block_shape: Any) -> tuple[int, int]:

@@ -223,14 +223,10 @@ def _built_on_host(csr: Csr, target: Target) -> tuple[np.ndarray, Any, Any]:
     if csr_operations.serves(csr, dtype=target.dtype) and statistics.fits_table(csr):
         csr_operations.put_on_diagonals(csr, diagonals, values, full)
     else:
-        start = np.arange(offsets.size) * n_rows - offsets  # where each diagonal would hold an entry of column 0
-
-        def put(entries: slice, diagonal: np.ndarray) -> None:
-            place = start[np.searchsorted(diagonals, diagonal)] + csr.indices[entries]
-            values[place] = csr.data[entries]
-            full.reshape(-1)[place] = True
-
-        statistics.by_rows(put, csr)
+        row, col = building.entries(csr)
+        place = np.searchsorted(offsets, col - row) * n_rows + row
+        values[place] = csr.data
+        full.reshape(-1)[place] = True
     for diagonal, offset in zip(full, offsets.tolist(), strict=True):  # places outside the matrix are not holes
         diagonal[: max(-offset, 0)] = diagonal[max(n_cols - offset, 0) :] = True
     return offsets, values, pack_pattern(full.reshape(-1))[0]

@@ -61,7 +61,7 @@ class PatternCounts:
     @functools.cached_property
     def longest(self) -> int:
         """Entries of the longest row."""
-        return int(self._longest_of_some.max(initial=0))
+        return int(self.widths.max(initial=0))
 
     @functools.cached_property
     def has_zeros(self) -> bool:
@@ -69,15 +69,9 @@ class PatternCounts:
         return building.has_zeros(self.csr, self.dtype)
 
     @functools.cached_property
-    def _longest_of_some(self) -> np.ndarray:
-        """The longest of every `building.SOME` rows, int64."""
-        return building.longest_by_slice(building.rows_of(self.csr).lengths, building.SOME)
-
-    def widths(self, slice_size: int) -> np.ndarray:
-        """The longest row of each slice, int64 [n_slices]."""
-        if slice_size % building.SOME == 0:
-            return building.longest_by_slice(self._longest_of_some, slice_size // building.SOME)
-        return building.longest_by_slice(building.rows_of(self.csr).lengths, slice_size)
+    def widths(self) -> np.ndarray:
+        """The longest row of each slice of `slice_size` rows, int64 [n_slices]."""
+        return building.longest_by_slice(building.rows_of(self.csr).lengths, self.slice_size)
 
     @functools.cached_property
     def sample(self) -> Callable[[int], statistics.Sample]:
@@ -102,8 +96,7 @@ class PatternCounts:
 
     def of_slices(self, name: str, index: int, index_of_chunk: int = 0, words: tuple[str, ...] = ()) -> Storage:
         """Slices in which a place has `index` bytes of index, and `slice_size` places `index_of_chunk` more."""
-        C, widths = self.slice_size, self.widths(self.slice_size)
-        chunks, n_slices, longest = int(widths.sum()), widths.size, int(widths.max(initial=0))
+        C, chunks, n_slices, longest = self.slice_size, int(self.widths.sum()), self.widths.size, self.longest
         nbytes = chunks * (C * (self.dtype.itemsize + index) + index_of_chunk) + pointer_bytes(n_slices, chunks * C)
         even = longest <= 2 * (chunks // max(n_slices, 1))  # no slice is twice as wide as the mean: XLA goes by columns
         layout, steps = {"slice_size": C, "sigma": 1}, trips(longest) + 1  # for the slice's bounds

@@ -8,7 +8,6 @@ entries are counted there, and only samples come to the host.
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -21,13 +20,11 @@ from jaxsparse_fmt._types import Csr
 from jaxsparse_fmt.core.kept import Kept
 from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.kernels.cpu import csr_operations
-from jaxsparse_fmt.kernels.cpu.over_rows import FOR_NUMPY, in_threads
 from jaxsparse_fmt.kernels.layout.address import prefix_length, take
 from jaxsparse_fmt.kernels.layout.columns import Blocked, Diagonal
 
 ENTRIES = 2**16  # about as many as a count samples
 TABLE = 8  # possible diagonals for each entry up to which a table over all diagonals is made
-PIECE = 2**17  # entries, about, that a pass over all of them takes at a time: their arrays fit the cache of a core
 SMALL = 2**16  # possible diagonals for which a table is small
 GOLDEN = (5**0.5 - 1) / 2
 LEAST_WINDOWS, MOST_ENTRIES = 4, 2**21  # at least so many windows are sampled, unless they have more entries
@@ -62,6 +59,11 @@ class Sample:
 
     def distinct(self, major: Any, minor: np.ndarray, span: int) -> tuple[np.ndarray, np.ndarray]:
         return distinct(major, minor, span, self.lengths)
+
+    def blocks(self, rows: int, cols: int, among: Any = slice(None)) -> int:
+        """The number of blocks of `rows` × `cols` places that hold some of the entries, or of those `among` them."""
+        block_col, most = self.col[among] // cols, self.shape[1] // cols + 1
+        return self.distinct(self.number[among] // rows, block_col, most)[0].size
 
 
 def sample(csr: Csr, window: int) -> Sample:
@@ -153,8 +155,7 @@ def are_within(some: Sample, block: int, windows: int, span: int) -> bool:
 
 def misses(some: Sample, block: int, a_sector: int) -> float:
     """Distinct sectors, of `a_sector` entries of x, that blocks of `block` rows read, divided by their entries."""
-    sectors = some.distinct(some.number // block, some.col // a_sector, some.shape[1] // a_sector + 1)[0]
-    return sectors.size / max(some.number.size, 1)
+    return some.blocks(block, a_sector) / max(some.number.size, 1)
 
 
 def miss_factor(some: Sample, block: int, a_sector: int, hot: int) -> float:
@@ -171,12 +172,7 @@ def miss_factor(some: Sample, block: int, a_sector: int, hot: int) -> float:
     hottest = column[np.argsort(-used, stable=True)[:hot]]
     is_hot = np.zeros(some.shape[1], bool)
     is_hot[hottest] = True
-
-    def sectors(which: np.ndarray) -> int:
-        block_of, sector = some.number[which] // block, some.col[which] // a_sector
-        return some.distinct(block_of, sector, some.shape[1] // a_sector + 1)[0].size
-
-    left = sectors(~decides & ~is_hot[some.col]) / sectors(~decides)
+    left = some.blocks(block, a_sector, ~decides & ~is_hot[some.col]) / some.blocks(block, a_sector, ~decides)
     return min(left + hot / some.shape[1], 1.0)
 
 
@@ -196,24 +192,6 @@ def diagonals(csr: Csr, some: Sample, longest: int, most: int) -> Counted | None
     return Counted(offset.size * n_rows, offset.size, int(inside.sum()) - csr.nnz)
 
 
-def by_rows(f: Callable[[slice, np.ndarray], None], csr: Csr) -> None:
-    """Calls f(entries, diagonals) on several cores, for a slice of about `PIECE` entries of whole rows at a time.
-
-    `diagonals` are col − row + n_rows − 1 of these entries.
-    """
-    n_rows, n_cols = csr.shape
-    index = csr.indices.dtype if n_rows + n_cols < 2**31 else np.int64
-    step = max(PIECE * n_rows // max(csr.nnz, 1), 1)
-
-    def piece(first: int) -> None:
-        ptr = csr.indptr[first : first + step + 1]
-        before = np.arange(first - n_rows + 1, first + ptr.size - n_rows, dtype=index)
-        entries = slice(ptr[0], ptr[-1])
-        f(entries, csr.indices[entries] - np.repeat(before, np.diff(ptr)))
-
-    in_threads(piece, range(0, n_rows, step), FOR_NUMPY)
-
-
 def occupied(csr: Csr, longest: int = 0) -> np.ndarray:
     """The diagonals that hold an entry, rising, as col − row + n_rows − 1; on a device needs the `longest` row."""
     if building.namespace(csr.data) is jnp:  # the choice of a format asks, and then the conversion
@@ -225,9 +203,8 @@ def occupied(csr: Csr, longest: int = 0) -> np.ndarray:
 def _occupied_on_host(csr: Csr) -> np.ndarray:
     if csr_operations.pays(csr.nnz) and fits_table(csr):
         return csr_operations.occupied(csr)
-    found: list[np.ndarray] = []
-    by_rows(lambda _, diagonal: found.append(np.unique(diagonal)), csr)
-    return np.unique(np.concatenate([csr.indices[:0], *found]))
+    row, col = building.entries(csr)
+    return np.unique(col - row).astype(np.int64) + (csr.shape[0] - 1)
 
 
 def _occupied_on_device(csr: Csr, longest: int) -> np.ndarray:

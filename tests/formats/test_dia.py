@@ -6,7 +6,7 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
-from jaxsparse_fmt.formats import statistics
+from jaxsparse_fmt.kernels.cpu import csr_operations
 from tests.formats.pictures import RAGGED, holes
 from tests.lowering import quick_jit
 from tests.marks import few
@@ -123,9 +123,9 @@ def test_symmetric_complex_matrices_share_and_hermitian_ones_do_not(rng):
 
 
 @pytest.mark.parametrize("shape", [(99, 120), (120, 99), (3, 50), (50, 3), (1, 40), (40, 1)])
-@pytest.mark.parametrize("piece", [7, statistics.PIECE])
-def test_place_r_of_a_diagonal_is_the_entry_at_r_and_r_plus_its_offset(shape, piece, monkeypatch):
-    monkeypatch.setattr(statistics, "PIECE", piece)  # entries that are stored at a time
+@pytest.mark.parametrize("few", [1, csr_operations.FEW], ids=["by a kernel", "by NumPy"])
+def test_place_r_of_a_diagonal_is_the_entry_at_r_and_r_plus_its_offset(shape, few, monkeypatch):
+    monkeypatch.setattr(csr_operations, "FEW", few)
     dense = np.resize(RAGGED.toarray(), shape)
     dense[0, -1] = dense[-1, 0] = 7  # the two outermost diagonals
     A = jsf.from_scipy(sp.csr_array(dense), "dia")
