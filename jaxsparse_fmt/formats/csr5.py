@@ -219,7 +219,7 @@ class CSR5(SparseMatrix):
         values, most_rows, most_hops, index = csr5_tiles.arrays_of(csr, segments, n_tiles, shape, target.dtype)
         index |= {"long_rows": segments.cut, "piece_ptr": segments.piece_ptr, "col_order": order}
         sizes = {
-            "n_pieces": segments.lengths.shape[0] - csr.shape[0],
+            "n_pieces": segments.n_pieces,
             "tile_rows": csr5_tiles.rounded(int(most_rows)) if keep_sums else 0,
             # Kernels are the same for all smaller ones.
             "most_hops": max(csr5.MOST_TRIPS, 1 << (int(most_hops) - 1).bit_length()),
@@ -239,12 +239,10 @@ class CSR5(SparseMatrix):
             if pattern.shares_memory and pattern.misses >= KEPT_MISSES:
                 options.append((0, True))
         for hot, keep_sums in options:
-            (lanes, depth), segments = csr5_tiles.tiled(csr, keep_sums, laid=False)
+            (lanes, depth), segments = csr5_tiles.tiled(csr, keep_sums)
             n_tiles = segments.tiles(lanes * depth)
-            places = n_tiles * lanes * depth
-            n_cut, n_segments = 0, n_rows
-            if segments.cut is not None:
-                n_cut, n_segments = segments.cut.shape[0], segments.lengths.shape[0]
+            places, n_segments = n_tiles * lanes * depth, n_rows + segments.n_pieces
+            n_cut = 0 if segments.cut is None else segments.cut.shape[0]
             if keep_sums and csr5_tiles.KEPT_ROWS * n_tiles < n_segments:
                 continue
             rows = max(round(n_rows / max(n_tiles, 1)), 1)

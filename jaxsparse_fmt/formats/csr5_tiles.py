@@ -34,13 +34,13 @@ def tile_for(nnz: int, n_rows: int, keep_sums: bool) -> tuple[int, int]:
     return next((s for s in (large, (256, 16)) if nnz >= MANY_TILES * math.prod(s)), (256, 8))
 
 
-def tiled(csr: Csr, keep_sums: bool, laid: bool = True) -> tuple[tuple[int, int], "Segments"]:
+def tiled(csr: Csr, keep_sums: bool) -> tuple[tuple[int, int], "Segments"]:
     """The tile of a matrix and its segments; a tile grows to twice the size if only then no row is cut."""
     lanes, entries = shape = tile_for(csr.nnz, csr.shape[0], keep_sums)
-    segments = segments_of(csr, shape, laid)
+    segments = segments_of(csr, shape)
     if segments.cut is not None and lanes * entries < GROWN:
         larger = (2 * lanes, entries) if lanes < 512 else (lanes, 2 * entries)
-        uncut = segments_of(csr, larger, laid)
+        uncut = segments_of(csr, larger)
         if uncut.cut is None:
             return larger, uncut
     return shape, segments
@@ -61,14 +61,13 @@ def checked(tile_shape: Any) -> tuple[int, int]:
 class Segments:
     """The segments that tiles hold in order: first all rows, the long ones cut, then the pieces cut off."""
 
-    lengths: Any  # [k] places of each; a row without entries has one, so that its sum is written
-    source: Any  # [k] where its entries begin in CSR
-    real: Any  # [k] whether it has entries
-    longest: int  # of `lengths`, as the next two
+    longest: int  # places of one; a row without entries has one, so that its sum is written
     last: int
     total: int
+    n_pieces: int = 0
     cut: Any = None  # [n_long] rows with pieces; None: no row is cut
     piece_ptr: Any = None  # [n_long + 1] pointers to their pieces
+    pieces: Any = ()  # the entries of each, and where they begin in CSR
 
     def window(self, size: int) -> int:
         """Entries from one tile's first segment to the next tile's, which leaves room for the longest segment."""
@@ -77,30 +76,34 @@ class Segments:
     def tiles(self, size: int) -> int:
         return (self.total - self.last) // self.window(size) + 1 if self.total else 0
 
+    def places(self, xp: Any, indptr: Any) -> tuple[Any, Any, Any]:
+        """The places of each, where its entries begin in CSR, and whether it has entries."""
+        entries, source = xp.diff(indptr).astype(np.int32), indptr[:-1]
+        if self.n_pieces:
+            entries, source = (xp.concatenate(pair) for pair in zip((entries, source), self.pieces, strict=True))
+        return xp.clip(entries, 1, self.longest), source, entries > 0
 
-pytree(Segments, ["lengths", "source", "real", "cut", "piece_ptr"])
+
+pytree(Segments, ["cut", "piece_ptr", "pieces"])
 
 
-def segments_of(csr: Csr, tile_shape: tuple[int, int], laid: bool = True) -> Segments:
+def segments_of(csr: Csr, tile_shape: tuple[int, int]) -> Segments:
     """The rows of `csr`, those too long for a tile cut into pieces: 1 / `CUT` of a tile, or more if few are wasted.
 
-    Pieces take one more kernel, whose time grows with the most pieces of one row. Without `laid` and without a cut row
-    no arrays are made.
+    Pieces take one more kernel, whose time grows with the most pieces of one row.
     """
     xp, size = building.namespace(csr.indptr), math.prod(tile_shape)
     if csr.shape[0] == 0:
-        return Segments(xp.zeros(0, np.int32), None, None, 0, 0, 0)
+        return Segments(0, 0, 0)
     longest, last, empty = map(int, np.asarray(_counted(xp, csr.indptr)))
     total = csr.nnz + empty
     spared = min(SPARE * size // max(total, 1), size // 2)
     if longest <= max(spared, size // MOST_PART):
-        lengths, source, real = _laid(xp, csr.indptr, max(longest, 1)) if laid else (None, None, None)
-        return Segments(lengths, source, real, max(longest, 1), max(last, 1), total)
+        return Segments(max(longest, 1), max(last, 1), total)
     most = max(spared // 4, size // CUT)
     n_long, n_pieces, of_last = map(int, np.asarray(_counted_beyond(xp, csr.indptr, most)))
-    rows, piece_ptr, *pieces = _cut(xp, csr.indptr, most, n_long, n_pieces)
-    lengths, source, real = _laid(xp, csr.indptr, most, *pieces)
-    return Segments(lengths, source, real, most, (of_last - 1) % most + 1, total, rows, piece_ptr)
+    last = (of_last - 1) % most + 1
+    return Segments(most, last, total, n_pieces, *_cut(xp, csr.indptr, most, n_long, n_pieces))
 
 
 @building.on_either()
@@ -119,8 +122,8 @@ def _counted_beyond(xp: Any, indptr: Any, most: int) -> Any:
 
 
 @building.on_either(3, 4)
-def _cut(xp: Any, indptr: Any, most: int, n_long: int, n_pieces: int) -> tuple[Any, Any, Any, Any]:
-    """The rows longer than `most`, pointers to their pieces; and the entries of each piece, and where they begin."""
+def _cut(xp: Any, indptr: Any, most: int, n_long: int, n_pieces: int) -> tuple[Any, Any, tuple[Any, Any]]:
+    """`cut`, `piece_ptr` and `pieces` of `Segments` for the rows longer than `most`."""
     rest = xp.diff(indptr) - most
     # jnp.nonzero would add all other rows to one place, by atomics one after the other.
     rows = _searched(xp, xp.cumsum(rest > 0), xp.arange(1, n_long + 1))
@@ -129,18 +132,8 @@ def _cut(xp: Any, indptr: Any, most: int, n_long: int, n_pieces: int) -> tuple[A
     owner = expand_ptr(xp, piece_ptr, n_pieces)
     before = (xp.arange(n_pieces, dtype=index) - piece_ptr[owner]).astype(indptr.dtype) * most
     lengths = xp.minimum(rest[owner] - before, most).astype(np.int32)
-    return rows.astype(np.int32), piece_ptr, lengths, (indptr[rows][owner] + most + before).astype(indptr.dtype)
-
-
-@building.on_either()
-def _laid(xp: Any, indptr: Any, most: int, *of_pieces: Any) -> tuple[Any, Any, Any]:
-    """`lengths`, `source` and `real` of the rows, cut at `most`, followed by those of the pieces."""
-    lengths = xp.diff(indptr).astype(np.int32)
-    rows = xp.clip(lengths, 1, most), indptr[:-1], lengths > 0
-    if not of_pieces:
-        return rows
-    pieces = *of_pieces, xp.ones(of_pieces[0].shape, bool)
-    return tuple(xp.concatenate(pair) for pair in zip(rows, pieces, strict=True))
+    source = (indptr[rows][owner] + most + before).astype(indptr.dtype)
+    return rows.astype(np.int32), piece_ptr, (lengths, source)
 
 
 def hot_first(csr: Csr, hot: int) -> tuple[Any, Csr]:
@@ -186,7 +179,7 @@ def _dealt(xp: Any, csr: Csr, segments: Segments, n_tiles: int, shape: tuple[int
     and hops of a tile.
     """
     (lanes, depth), n_cols, total = shape, csr.shape[1], segments.total
-    lengths, source, real, window = segments.lengths, segments.source, segments.real, segments.window(lanes * depth)
+    (lengths, source, real), window = segments.places(xp, csr.indptr), segments.window(lanes * depth)
     index, n = index_dtype(max(total, n_tiles * lanes * depth)), lengths.shape[0]
     ptr = building.starts(xp, lengths, index)  # of each row, in the order of all places that are not padding
     start, row_of = ptr[:-1], expand_ptr(xp, ptr, total)
@@ -235,19 +228,17 @@ def _narrowed(xp: Any, col: Any, last: Any, n_tiles: int, n_cols: int) -> dict[s
     """The columns with their marks: in 16 bits above the least column of a tile, if those of every tile fit; else in
     16 bits within windows, if those hold all columns; else in 32 bits.
     """
-    col, last = col.reshape(n_tiles, -1), last.reshape(n_tiles, -1)
+    flat, (col, last) = (col, last), (a.reshape(n_tiles, -1) for a in (col, last))
     for name, deltas in (("col_base", _above_least), ("windows", _within_windows)):
         some = slice(None, None, n_tiles // 8 + 1)  # a host first tries these tiles, which decide most often
         if xp is not np or _marked(xp, deltas, n_cols, col[some], last[some])[2]:
             delta, begin, fit = _marked(xp, deltas, n_cols, col, last)
             if fit:
                 return {"marked_delta": delta, name: begin}
-    return {"marked_col": _wide(xp, col, last)}
+    return {"marked_col": _wide(xp, *flat)}
 
 
-@building.on_either()
-def _wide(xp: Any, col: Any, last: Any) -> Any:
-    return marked(xp, col, last).reshape(-1)
+_wide = building.on_either()(marked)
 
 
 @building.on_either(1, 2)

@@ -134,19 +134,15 @@ def marked(xp: Any, col: Any, last: Any) -> Any:
     return xp.where(last, col | np.int32(WIDE_MARK), col)
 
 
-def words(xp: Any, flags: Any) -> Any:
-    """The flags [n_tiles, entries, lanes] as bits of uint32 [n_tiles, ⌈entries / 32⌉, lanes]."""
-    tiles, entries, lanes = flags.shape
-    bit = xp.arange(min(entries, 32), dtype=np.uint32)[:, None]
-    return xp.sum(flags.reshape(tiles, -1, bit.shape[0], lanes).astype(np.uint32) << bit, axis=2, dtype=np.uint32)
-
-
 def _before(flags: Array) -> Array:
     """The number of flags set before each place of its lane, [n_tiles, entries, lanes].
 
     A running sum takes XLA for CUDA several passes over the numbers; bits of a word need one over the flags.
     """
-    word, bit = words(jnp, flags), lax.iota(jnp.uint32, min(flags.shape[1], 32))[:, None]
+    tiles, entries, lanes = flags.shape
+    bit = lax.iota(jnp.uint32, min(entries, 32))[:, None]
+    bits = flags.reshape(tiles, -1, bit.shape[0], lanes).astype(jnp.uint32) << bit
+    word = jnp.sum(bits, axis=2, dtype=jnp.uint32)
     count = lax.population_count(word)
     within = lax.population_count(word[:, :, None] & ((jnp.uint32(1) << bit) - 1))
     return ((jnp.cumsum(count, axis=1) - count)[:, :, None] + within).astype(jnp.int32).reshape(flags.shape)
