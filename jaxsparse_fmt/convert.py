@@ -340,7 +340,9 @@ def canonical(S: Any) -> Csr:
             building.check_range(name, index, bound)
     building.check_bound("columns", S.shape[1])
     whole = S.dtype.kind in "iub"  # SciPy would sum such duplicates modulo 2⁸, and booleans not at all
-    csr = scipy.sparse.csr_array(S.astype(np.float64) if whole and S.format == "coo" else S)
+    narrowed = {"g": np.float64, "G": np.complex128}  # kernels have no wider numbers, and SciPy no other byte order
+    kind = np.float64 if whole and S.format == "coo" else narrowed.get(S.dtype.char, S.dtype.newbyteorder("="))
+    csr = scipy.sparse.csr_array(S.astype(kind, copy=False))
     if S.format not in ("csr", "csc", "bsr", "coo"):
         check_compressed(csr)
     if not csr.has_canonical_format:

@@ -50,6 +50,14 @@ def test_numbers_of_the_other_byte_order_are_taken():
     np.testing.assert_allclose(cg(A, values).x, [1, 1], rtol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [">f4", ">i4", np.longdouble], ids=str)
+def test_does_each_format_take_numbers_of_another_byte_order_or_width_from_scipy(dtype):
+    T = sp.diags_array([np.arange(1.0, 10000)], offsets=[1], shape=(10000, 10000)).tocsr()  # so many go to kernels
+    want, T.data = T.copy(), T.data.astype(dtype)
+    for layout in FIRST_LAYOUTS:
+        assert (layout.of(T, dtype="float64").to_scipy() != want).nnz == 0
+
+
 @pytest.mark.parametrize("dtype", [np.float16, jnp.bfloat16], ids=["float16", "bfloat16"])
 def test_sixteen_bit_arrays_are_taken_and_kept(dtype):
     """SciPy has no 16-bit floats; a dense or coordinate array does."""
