@@ -90,7 +90,7 @@ def _loaded(load: Callable[[str], Any], path: str, kind: str) -> Any:
 def _numeric(path: str, S: Any) -> Any:
     if S.dtype.kind not in "biufc" or S.ndim != 2:
         raise ValueError(f"{path}: a matrix of numbers is needed; this one has dtype {S.dtype}, shape {S.shape}")
-    return S
+    return S.astype(np.float64) if S.dtype.kind in "iub" else S  # as integers of Matrix Market are read
 
 
 def check_picture(out: str, *inputs: str) -> None:

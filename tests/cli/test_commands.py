@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse
 
 import jaxsparse_fmt as jsf
 import solvers
@@ -104,6 +105,15 @@ def test_the_console_script_solves(poisson: str):
     assert done.returncode == 0, done.stderr
     assert "CONVERGED" in done.stdout
     assert [line.partition(":")[0] for line in done.stderr.splitlines()] == ["read", "convert", "solve", "measure"]
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int32"])
+def test_does_each_command_take_whole_numbers_of_scipy(dtype, tmp_path, capsys):
+    given, stored = str(tmp_path / "given.npz"), str(tmp_path / "stored.npz")
+    scipy.sparse.save_npz(given, POISSON.astype(dtype))
+    for command in (["info", given], ["bench", given, "--formats", "1"], ["convert", given, stored]):
+        assert main.main(command) == 0, capsys.readouterr().err
+    assert (jsf.load(stored).to_scipy() != POISSON.astype(dtype)).nnz == 0
 
 
 class Piped(io.TextIOWrapper):
