@@ -85,6 +85,11 @@ def number(a: Any) -> Any:
         return math.inf if a > 0 else -math.inf
 
 
+def is_number(a: Any) -> bool:
+    """Whether `a` is one number of Python, NumPy or JAX, or an array of one without dimensions."""
+    return np.ndim(a) == 0 and isinstance(a, (numbers.Number, np.generic, np.ndarray, jax.Array))
+
+
 def whole_number(name: str, value: Any, least: int | None = 0) -> int:
     """The argument `name` as an int, from an integer of Python, NumPy or JAX, or an array without dimensions.
 

@@ -47,6 +47,8 @@ def test_inside_a_trace_and_of_a_stack_there_is_no_html():
     jax.jit(lambda A: shown.append(A._repr_html_()))(A)
     jax.jit(lambda code: shown.append(solution(code)._repr_html_()))(jnp.int32(0))
     assert shown == [None, None]
+    jax.jit(lambda A: shown.append(repr(A)))(A)  # as `print(A)` in a function that somebody compiles
+    assert shown[2].startswith("<csr 3×3, nnz=3, float64")
     assert jax.vmap(lambda d: A.with_data(d))(jnp.ones((2, 3)))._repr_html_() is None
 
 

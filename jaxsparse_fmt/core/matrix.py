@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 from jax.core import Tracer
 
-from jaxsparse_fmt._arguments import MAX_DENSE_BYTES, as_vector, check_choice, check_dense
+from jaxsparse_fmt._arguments import MAX_DENSE_BYTES, as_vector, check_choice, check_dense, whole_number
 from jaxsparse_fmt._text import readable_bytes
 from jaxsparse_fmt._tracing import by_size, concrete, in_trace, is_concrete, is_on_cpu, is_traced, standard_promotion
 from jaxsparse_fmt._types import Array, Csr, CsrArrays, Target
@@ -129,7 +129,7 @@ class SparseMatrix(OnOneDevice, Faces):
             return f"<{self.values.shape[:-1]} {title} stacked, {facts}, {size}>"
         if not self._has_pattern:
             return f"<{title} without its pattern, {facts}>"
-        unread = KERNEL_OPTIONS if is_on_cpu(self.values) else ()
+        unread = () if is_traced(self.values) or not is_on_cpu(self.values) else KERNEL_OPTIONS
         options = (f"{k}={v}" for k, v in self.layout.items() if k not in unread)
         return f"<{', '.join((title, facts, f'fill={self.fill:.3f}', size, *options, *remarks))}>"
 
@@ -248,7 +248,7 @@ class SparseMatrix(OnOneDevice, Faces):
 
     def diagonal(self, k: int = 0) -> Array:
         """The diagonal k, positive above the main one, zero where nothing is stored; empty outside the matrix."""
-        return entry_index.diagonal(self, k)
+        return entry_index.diagonal(self, whole_number("k", k, None))
 
     def _diagonal_on_host(self, k: int) -> np.ndarray:
         """`diagonal`, by NumPy."""

@@ -22,6 +22,7 @@ from jaxsparse_fmt.kernels.layout.address import row_pointers, when_run
 
 def axis_of(axis: Any) -> int | None:
     """0 for the sums of columns, 1 for those of rows, None for both axes. ValueError: another axis."""
+    axis = axis.tolist() if hasattr(axis, "tolist") else axis  # a number of NumPy's is compared with each of a tuple
     if axis in (None, (0, 1), (1, 0), (-2, -1), (-1, -2)):
         return None
     if axis not in (0, 1, -1, -2):
@@ -40,6 +41,7 @@ class Reductions:
     col_ids: Any
     with_data: Any
     __neg__: Any
+    _each: Any
     sum: Any
     diagonal: Any
 
@@ -61,7 +63,7 @@ class Reductions:
 
     def min(self, axis: Any = None) -> Array:
         """The least number of each column or row, or of all; as `max`."""
-        return -(-self).max(axis)
+        return 0 - (-self).max(axis)  # not -0.0
 
     def argmax(self, axis: Any = None) -> Array:
         """The first place of the greatest number: the row in each column, the column in each row; integers.
@@ -101,7 +103,8 @@ class Reductions:
         """`sum(axis)`, divided by the number of places that each sum is over."""
         axis = axis_of(axis)
         places = float(math.prod(self.shape) if axis is None else self.shape[axis])
-        return (self.sum(axis).astype(jnp.promote_types(self.dtype, jnp.float32)) / places).astype(self.dtype)
+        wide = jnp.promote_types(self.dtype, jnp.float32)  # 16 bits may not hold the sum
+        return (self._each(lambda values: values.astype(wide)).sum(axis) / places).astype(self.dtype)
 
     def count_nonzero(self, axis: Any = None) -> Array:
         """The number of entries that are not zero, of all or of each column or row; `nnz` counts zeros too."""

@@ -10,7 +10,7 @@ import numpy as np
 from jax.core import Tracer
 
 from jaxsparse_fmt import _html
-from jaxsparse_fmt._arguments import as_floating, number, owned
+from jaxsparse_fmt._arguments import as_floating, is_number, number, owned
 from jaxsparse_fmt._dtypes import check_keeps_imaginary, requested_dtype
 from jaxsparse_fmt._text import readable_bytes
 from jaxsparse_fmt._tracing import is_concrete
@@ -112,7 +112,7 @@ class ScipyNames(Operator):
 
     def __mul__(self, scalar: Any) -> Self:
         """A times a number. If it is not finite, stored zeros stay zero, since padding is zero."""
-        if np.ndim(scalar) != 0:
+        if not is_number(scalar):
             raise TypeError(
                 "A * scales by one number; the product with a vector or a matrix is A @ x, and the product entry by "
                 "entry of two matrices A.multiply(B)"
@@ -127,7 +127,7 @@ class ScipyNames(Operator):
     __rmul__ = __mul__
 
     def __truediv__(self, scalar: Any) -> Self:
-        if np.ndim(scalar) != 0:
+        if not is_number(scalar):
             raise TypeError(
                 "A / divides by one number; by one for each row or column divide as A.scale_rows(1 / d) or "
                 "A.scale_cols(1 / d)"

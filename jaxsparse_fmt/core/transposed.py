@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import scipy
 
+from jaxsparse_fmt._arguments import whole_number
 from jaxsparse_fmt._pytrees import pytree
 from jaxsparse_fmt._types import Array, Csr, CsrArrays
 from jaxsparse_fmt.core import entry_index
@@ -130,7 +131,7 @@ class Transposed(OnOneDevice):
         return self.A._transpose_asformat(name, max_bytes=max_bytes, **layout)
 
     def diagonal(self, k: int = 0) -> Array:
-        return self.A.diagonal(-k)
+        return self.A.diagonal(-whole_number("k", k, None))
 
     def todense(self, **options: Any) -> Array:
         return self.A.todense(**options).T

@@ -145,6 +145,7 @@ REFUSED = {
     "nothing": (lambda: jsf.from_scipy(sp.csr_array((3, 0)), "csr").max(1), ValueError, "nothing to choose from"),
     "power": (lambda: A_.power(0), ValueError, "n above 0.*got 0"),
     "traced": (lambda: jax.jit(lambda d: A_.with_data(d).nonzero())(A_.data), ValueError, "traced.*row_ids"),
+    "part of a diagonal": (lambda: A_.T.diagonal(1.5), TypeError, "whole number; got 1.5"),
     "diagonal": (lambda: A_.setdiag(1.0, 7), ValueError, "k=7"),
     "imaginary": (lambda: A_.setdiag(1j), TypeError, "imaginary"),
 }
@@ -166,6 +167,23 @@ def test_are_numbers_of_places_exact_that_32_bits_do_not_hold():
         np.testing.assert_array_equal(jax.grad(lambda d: A.with_data(-abs(d)).max())(A.data), np.zeros(3))
         half = jsf.from_scipy(sp.eye_array(300), "csr", dtype=np.float16)
         np.testing.assert_allclose(half.mean(), 1 / 300, rtol=1e-3)
+
+
+@pytest.mark.parametrize("axis", [np.int64(1), np.array(1), jnp.array(1)], ids=["integer", "array", "JAX's"])
+def test_may_an_axis_be_a_number_of_numpy(axis):
+    for name in NAMES:
+        np.testing.assert_array_equal(getattr(A_, name)(axis), getattr(A_, name)(1), err_msg=name)
+
+
+def test_is_a_mean_finite_whose_sum_16_bits_do_not_hold():
+    A = jsf.from_dense(np.full((2, 3), 60000, np.float16), "csr")
+    for axis in (None, 0, 1):
+        assert np.all(A.mean(axis) == 60000)
+
+
+def test_is_a_least_number_of_zero_positive():
+    for axis in (None, 0, 1):
+        assert not np.signbit(abs(A_).min(axis)).any()
 
 
 def test_does_a_power_keep_the_dtype_for_a_scalar_of_numpy():

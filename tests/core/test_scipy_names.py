@@ -72,6 +72,8 @@ REFUSED = {
     "times SciPy's": (lambda A: A * REAL, TypeError, "scales by one number"),
     "vector times": (lambda A: np.ones(13) * A, TypeError, "scales by one number"),
     "times a list": (lambda A: A * [1, 2], TypeError, "scales by one number"),
+    "times nothing": (lambda A: A * None, TypeError, "scales by one number"),
+    "divided by a word": (lambda A: A / "2", TypeError, "divides by one number"),
     "other axes": (lambda A: A.transpose((0, 1)), ValueError, r"axes=\(1, 0\); got axes=\(0, 1\)"),
     "to a power": (lambda A: A**2, TypeError, r"A\.data \*\* b.* A @ A"),
     "divided by a vector": (lambda A: A / np.ones(17), TypeError, r"scale_rows\(1 / d\)"),
