@@ -54,7 +54,7 @@ def crossing(S: Csr, rows: Any, columns: Any) -> Csr:
         begin, end, _ = rows.indices(S.shape[0])
         S, rows = _rows(S, begin, max(begin, end)), None
     elif isinstance(rows, slice):
-        rows = np.arange(S.shape[0])[rows]
+        rows = np.arange(*rows.indices(S.shape[0]))  # contiguous, as kernels read it
     if rows is not None:
         building.check_result(int(np.sum(S.indptr[1:][rows] - S.indptr[:-1][rows], dtype=np.int64)))
     taken = None if isinstance(columns, slice) and columns == slice(None) else np.arange(n_cols)[columns]

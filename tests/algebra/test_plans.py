@@ -314,6 +314,22 @@ def test_are_sums_and_products_whole_with_entries_that_cancel(few, kind, monkeyp
     assert np.count_nonzero((A @ B).data) < (A @ B).nnz
 
 
+@pytest.mark.parametrize("few", [0, 2**60], ids=["kernels", "SciPy"])
+def test_is_every_part_that_of_scipy(few, monkeypatch):
+    monkeypatch.setattr(csr_operations, "FEW", few)
+    for i in (
+        np.s_[::-1],
+        np.s_[1::3],
+        np.s_[::-2, 3:9],
+        np.s_[4:2],
+        [5, -1, 5],
+        np.arange(30)[::-4],
+        S.toarray()[:, 0] > 0,
+    ):
+        for A, T in ((jsf.from_scipy(S, "csr"), S), (jsf.from_scipy(sp.csr_array(S.T), "coo").T, S)):
+            same(A[i], T[i])
+
+
 def test_does_a_plan_with_a_new_function_of_the_same_operations_compile_nothing(compiled):
     A, B = (jsf.from_scipy(random(31, 31, 0.1), "csr") for _ in range(2))
     plan = jsf.plan.add(A, B)
