@@ -16,6 +16,7 @@ from jaxsparse_fmt._tracing import concrete, is_on_cpu, is_traced
 from jaxsparse_fmt._types import Array, CsrArrays
 from jaxsparse_fmt.algebra.assembly import checked_shape
 from jaxsparse_fmt.core.matrix import SparseMatrix
+from jaxsparse_fmt.formats.canonical import check_compressed
 from jaxsparse_fmt.kernels.layout.address import row_pointers
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def _expanded(kind: str, data: Any, indices: Any, indptr: Any, shape: Any) -> tu
         )
     if not np.issubdtype(indptr.dtype, np.integer):
         raise TypeError(f"indptr must hold integers, got dtype {indptr.dtype}")
-    convert.check_compressed(types.SimpleNamespace(format=kind, shape=shape, indices=indices, indptr=indptr))
+    check_compressed(types.SimpleNamespace(format=kind, shape=shape, indices=indices, indptr=indptr))
     major = np.repeat(np.arange(indptr.size - 1), np.diff(indptr))
     return data[: major.size], major, indices[: major.size], shape
 

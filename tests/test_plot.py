@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt import gallery, plot
-from jaxsparse_fmt.convert import canonical
+from jaxsparse_fmt.formats.canonical import canonical
 from solvers import cg
 from tests import zoo
 from tests.oracle import assert_refused

@@ -21,6 +21,7 @@ from jaxsparse_fmt._tracing import concrete, device_of
 from jaxsparse_fmt._types import Csr, CsrArrays, Target
 from jaxsparse_fmt.core.matrix import FORMATS, SparseMatrix
 from jaxsparse_fmt.formats import building, memory
+from jaxsparse_fmt.formats.canonical import canonical
 from jaxsparse_fmt.formats.footprint import SECTOR, PatternCounts, Storage, bytes_moved
 from jaxsparse_fmt.kernels.backends import selection
 from jaxsparse_fmt.kernels.cpu.abi import FLOATS
@@ -85,7 +86,8 @@ def rank(S: Any, dtype: Any = None, platform: str | None = None, backend: str = 
       At least one `Choice`: CSR always fits the matrix, if not the memory.
 
     Raises:
-      ValueError: another platform or backend. TypeError: S is no sparse matrix.
+      ValueError: another platform or backend, an index out of range, or a broken row pointer. TypeError: S is no
+        sparse matrix.
 
     Examples:
       >>> js.choose.rank(S)[0].format in js.FORMATS
@@ -99,12 +101,9 @@ def rank(S: Any, dtype: Any = None, platform: str | None = None, backend: str = 
         backend = S.backend if backend == "auto" and isinstance(S, SparseMatrix) else backend
         dtype = S.dtype if dtype is None else dtype
         S = S if isinstance(S, CsrArrays) else S.to_scipy()
-    elif not scipy.sparse.issparse(S):
-        raise TypeError(f"rank takes a scipy.sparse matrix or array, got {type(S).__name__}; make a csr_array of it")
-    csr: Csr = S if isinstance(S, scipy.sparse.csr_array | CsrArrays) else scipy.sparse.csr_array(S)
-    if not isinstance(csr, CsrArrays) and not csr.has_canonical_format:
-        csr = csr.copy()
-        csr.sum_duplicates()
+    elif not scipy.sparse.issparse(S) or S.ndim != 2:
+        raise TypeError(f"rank takes a 2-D matrix of scipy.sparse, got {type(S).__name__}; make a csr_array of it")
+    csr: Csr = S if isinstance(S, CsrArrays) else canonical(S)
     dtype = floating_dtype(csr.data.dtype, "the matrix") if dtype is None else np.dtype(dtype)
     backend = selection.active_backend(backend)
     kernels = _kernels(dtype, platform, backend, device)

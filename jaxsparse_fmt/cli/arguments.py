@@ -14,10 +14,11 @@ import numpy as np
 import scipy
 
 from jaxsparse.commands import PICTURES, STDIN
-from jaxsparse_fmt import convert, plot, saved
+from jaxsparse_fmt import plot, saved
 from jaxsparse_fmt._files import regular, replaceable
 from jaxsparse_fmt._types import Csr
 from jaxsparse_fmt.cli.progress import Progress
+from jaxsparse_fmt.formats.canonical import canonical
 from jaxsparse_fmt.io import files
 from jaxsparse_fmt.kernels.backends import selection
 
@@ -42,14 +43,14 @@ def read_matrix(args: argparse.Namespace, progress: Progress) -> Csr:
     """The matrix of FILE as canonical CSR, a stage of the command; standard input and pipes are read once."""
     with progress.stage("read", args.file), blaming(args.file):
         if args.file.lower().endswith(".npz"):
-            return convert.canonical(_read_npz(args.file))
+            return canonical(_read_npz(args.file))
         if args.file.lower().endswith(".mat"):
-            return convert.canonical(_read_mat(args.file))
+            return canonical(_read_mat(args.file))
         if args.file != STDIN:
-            return convert.canonical(files.read_scipy(args.file))
+            return canonical(files.read_scipy(args.file))
         if sys.stdin is None:
             raise BadInput(f"{STDIN} is closed; name a file")
-        return convert.canonical(files.read_scipy(sys.stdin.buffer))
+        return canonical(files.read_scipy(sys.stdin.buffer))
 
 
 def _read_npz(path: str) -> Any:

@@ -13,10 +13,11 @@ import scipy.sparse
 from jaxsparse_fmt._types import Target
 from jaxsparse_fmt.choose import ranking, tune
 from jaxsparse_fmt.choose.timing import seconds_per_product
-from jaxsparse_fmt.convert import canonical, from_scipy
+from jaxsparse_fmt.convert import from_scipy
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.distributed import shard
 from jaxsparse_fmt.formats import footprint
+from jaxsparse_fmt.formats.canonical import canonical
 from solvers import solve
 
 

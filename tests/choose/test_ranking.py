@@ -166,6 +166,15 @@ def test_an_unsorted_matrix_with_duplicates_is_ranked_as_what_it_means():
     assert twice.nnz == 2 * S.nnz
 
 
+def test_is_an_index_out_of_range_refused_before_a_kernel_reads_it():
+    S = sp.csr_array(jsf.gallery.poisson(150, dim=2))
+    S.indices = np.where(np.arange(S.nnz) == 5, 10**9, S.indices)
+    assert_refused(lambda: ranking.rank(S), ValueError, "column index 1000000000 is out of range")
+    assert_refused(
+        lambda: ranking.rank(sp.coo_array(np.ones(4))), TypeError, "2-D matrix of scipy.sparse, got coo_array"
+    )
+
+
 def test_a_refused_choice_gives_way_to_the_next(monkeypatch):
     S = arrow(20_000)
     csr = of("csr", ranking.rank(S))

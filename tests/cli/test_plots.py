@@ -8,7 +8,7 @@ import pytest
 
 from jaxsparse_fmt import gallery
 from jaxsparse_fmt.cli import main, plots
-from jaxsparse_fmt.convert import canonical
+from jaxsparse_fmt.formats.canonical import canonical
 from tests import zoo
 from tests.marks import few
 
