@@ -55,18 +55,18 @@ def crossing(S: Csr, rows: Any, columns: Any) -> Csr:
         S, rows = _rows(S, begin, max(begin, end)), None
     elif isinstance(rows, slice):
         rows = np.arange(*rows.indices(S.shape[0]))  # contiguous, as kernels read it
-    if rows is not None:
-        building.check_result(int(np.sum(S.indptr[1:][rows] - S.indptr[:-1][rows], dtype=np.int64)))
     taken = None if isinstance(columns, slice) and columns == slice(None) else np.arange(n_cols)[columns]
     if rows is None and taken is None:
         return S
+    lengths = np.diff(S.indptr) if rows is None else S.indptr[1:][rows] - S.indptr[:-1][rows]
+    building.check_result(int(lengths.sum(dtype=np.int64)))
     if csr_operations.serves(S) and (taken is None or np.all(taken[1:] > taken[:-1])):
         number = np.zeros(0, np.int32)
         if taken is not None:
             number = np.full(n_cols, -1, np.int32)
             number[taken] = np.arange(taken.size)
         rows = np.arange(S.shape[0]) if rows is None else np.asarray(rows, np.int64)
-        return csr_operations.crossed(S, rows, number, n_cols if taken is None else taken.size)
+        return csr_operations.crossed(S, rows, lengths, number, n_cols if taken is None else taken.size)
     S = S if rows is None else S[rows]
     if taken is None:
         return sorted_rows(S)

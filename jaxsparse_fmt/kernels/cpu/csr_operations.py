@@ -60,15 +60,16 @@ def product(S: Csr, R: Csr) -> Csr:
     return _filled(multiply, ptr, most, shape, dtype, n_marks, shape[1], shape[1] + words, *s, *r)
 
 
-def crossed(S: Csr, rows: np.ndarray, number: np.ndarray, n_cols: int) -> Csr:
+def crossed(S: Csr, rows: np.ndarray, lengths: np.ndarray, number: np.ndarray, n_cols: int) -> Csr:
     """S[rows][:, columns].
 
     Args:
       rows: [rows of the result] int64.
+      lengths: [rows of the result], their entries in S.
       number: [columns of S] int32, that of each column in the result, rising, or -1; empty: all columns.
     """
     ptr, given = np.zeros(rows.size + 1, np.int64), (S.indptr, S.indices)
-    ptr[1:] = (S.indptr[1:] - S.indptr[:-1])[rows]
+    ptr[1:] = lengths
     most = int(ptr.sum())
     if number.size and most > AT_ONCE:
         over_rows(count_crossed, rows.size, 0, rows, number, *given, ptr)
@@ -77,13 +78,13 @@ def crossed(S: Csr, rows: np.ndarray, number: np.ndarray, n_cols: int) -> Csr:
 
 def transposed(S: Csr) -> Csr:
     """Sᵀ."""
-    ptr, next_place = np.zeros(S.shape[1] + 1, np.int64), np.zeros(S.shape[1], np.int64)
+    ptr = np.zeros(S.shape[1] + 1, index_dtype(S.nnz))
     over_rows(count_columns, S.shape[0], 0, S.indptr, S.indices, ptr, rows=S.shape[0])
-    next_place[:] = np.cumsum(ptr, out=ptr)[:-1]
+    next_place = np.cumsum(ptr, out=ptr)[:-1].copy()
     indices, data = empty_aligned((S.nnz,), np.int32), empty_aligned((S.nnz,), S.dtype)
     arguments = S.indptr, S.indices, S.data, next_place, indices, data
     over_rows(transpose, S.shape[0], 0, *arguments, rows=S.shape[0])
-    return scipy.sparse.csr_array((data, indices, ptr.astype(index_dtype(S.nnz))), shape=S.shape[::-1])
+    return scipy.sparse.csr_array((data, indices, ptr), shape=S.shape[::-1])
 
 
 def occupied(S: Csr) -> np.ndarray:

@@ -52,8 +52,9 @@ def test_have_results_the_entries_of_dense_ones_with_those_that_cancel(at_once, 
     rows, columns = np.array([7, 3, 3, 150, 0]), np.array([0, 2, 63, 64, 4096, 8999])
     number = np.full(9000, -1, np.int32)
     number[columns] = np.arange(6)
-    same(csr_operations.crossed(S, rows, number, 6), s[rows][:, columns], present(S)[rows][:, columns])
-    same(csr_operations.crossed(S, rows, number[:0], 9000), s[rows], present(S)[rows])
+    lengths = np.diff(S.indptr)[rows]
+    same(csr_operations.crossed(S, rows, lengths, number, 6), s[rows][:, columns], present(S)[rows][:, columns])
+    same(csr_operations.crossed(S, rows, lengths, number[:0], 9000), s[rows], present(S)[rows])
 
 
 def test_are_sums_of_two_dtypes_in_the_wider_one():
