@@ -68,7 +68,7 @@ def __getattr__(name: str) -> Any:
         for package in map(_package, PACKAGES):
             if name in package.__all__:
                 return globals().setdefault(name, getattr(package, name))
-        from jaxsparse_fmt._late import no_attribute
+        from jaxsparse_fmt._elsewhere import no_attribute
 
         raise no_attribute(sys.modules[__name__], name, __dir__())
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])

@@ -2,42 +2,10 @@
 
 import importlib
 import sys
-from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
-from jaxsparse_fmt._text import did_you_mean
-
-# The calls for names of other libraries.
-_ELSEWHERE = {
-    "spsolve linsolve": "jaxsparse.direct(A, b)",
-    "splu lu cholesky factorize": "jaxsparse.factorized(A)",
-    "spilu ilu": "jaxsparse.precond.ilu(A)",
-    "ic ichol": "jaxsparse.precond.incomplete_cholesky(A)",
-    "amg gamg pyamg": "jaxsparse.precond.multigrid(A)",
-    "csr_matrix csr_array coo_matrix coo_array": "jaxsparse.from_scipy(S), or jaxsparse.from_coo(i, j, a, shape)",
-    "identity eye eye_array": "jaxsparse.from_scipy(scipy.sparse.eye_array(n))",
-    "from_jax from_bcsr": "jaxsparse.from_bcoo(B)",
-    "lsqr lstsq": "jaxsparse.lsmr(A, b)",
-    "eigh": "jaxsparse.eigsh(A, k)",
-    "eig": "jaxsparse.eigs(A, k)",
-    "slogdet det": "jaxsparse.logdet(A)",
-    "laplacian": "jaxsparse.from_scipy(scipy.sparse.csgraph.laplacian(W))",
-    "dirichlet": "jaxsparse.constrain(A, b, fixed, values)",
-    "mmread": "jaxsparse.read_mtx(path)",
-    "mmwrite write_mtx": "jaxsparse.io.write_mtx(path, A)",
-    "load_npz": "jaxsparse.from_scipy(scipy.sparse.load_npz(path))",
-    "save_npz": "jaxsparse.save(path, A)",
-    "LinearOperator aslinearoperator": "a function of jax.numpy, v -> A·v, as jaxsparse.cg(f, b) takes it",
-}
-_GUESSED = {name: call for names, call in _ELSEWHERE.items() for name in names.split()}
-
-
-def no_attribute(module: ModuleType, name: str, names: Iterable[str]) -> AttributeError:
-    """The error of a module without a name, with the call that was meant."""
-    call = _GUESSED.get(name)
-    hint = f"; use {call}" if call else did_you_mean(name, names)
-    return AttributeError(f"module {module.__name__!r} has no attribute {name!r}{hint}", name=name, obj=module)
+from jaxsparse_fmt._elsewhere import no_attribute
 
 
 class _Package(ModuleType):

@@ -172,7 +172,13 @@ def _warn_once(stored: str) -> None:
 
 
 def from_coo(
-    row: Any, col: Any, data: Any = None, shape: Any = None, format: str = "auto", dtype: Any = None, **options: Any
+    row: Any,
+    col: Any = None,
+    data: Any = None,
+    shape: Any = None,
+    format: str = "auto",
+    dtype: Any = None,
+    **options: Any,
 ) -> SparseMatrix:
     """A matrix from coordinates; duplicates are summed.
 
@@ -184,7 +190,8 @@ def from_coo(
       format, dtype, **options: as in `from_scipy`.
 
     Raises:
-      ValueError: lengths differ, or an index lies outside `shape`. TypeError: indices that are not integers.
+      ValueError: lengths differ, or an index lies outside `shape`. TypeError: indices that are not integers, or a whole
+        matrix.
 
     Examples:
       >>> js.from_coo([0, 1, 1], [0, 0, 1], [1.0, 2.0, 3.0], (2, 2)).todense().tolist()
@@ -193,6 +200,7 @@ def from_coo(
     if isinstance(row, tuple) and len(row) == 2 and isinstance(row[1], tuple | list):
         shape = col if shape is None else shape
         data, (row, col) = row
+    refuse_sparse(row, "from_coo takes rows, columns and values")
     if is_traced(data):
         if dtype is not None:
             check_keeps_imaginary(data.dtype, requested_dtype(dtype))
@@ -249,15 +257,20 @@ def from_dense(a: Any, format: str = "auto", dtype: Any = None, **options: Any) 
       >>> js.from_dense(np.diag([1.0, 2.0])).nnz
       2
     """
-    if scipy.sparse.issparse(a) or isinstance(a, ScipyNames) or of_jax_sparse(a):
-        cure = "from_bcoo" if of_jax_sparse(a) else "from_scipy"
-        raise TypeError(f"from_dense takes a dense array, got {type(a).__name__}; use {cure} for a sparse matrix")
+    refuse_sparse(a, "from_dense takes a dense array")
     _refuse_traced(a)
     a = np.asarray(a)
     if a.ndim != 2:
         raise ValueError(f"from_dense takes a two-dimensional array, got shape {a.shape}")
     a, dtype = _for_scipy(a, dtype, "the array")
     return from_scipy(scipy.sparse.csr_array(a), format, dtype, **options)
+
+
+def refuse_sparse(a: Any, takes: str) -> None:
+    """Raises TypeError if `a` is a sparse matrix, of any library, with the function that converts it."""
+    if scipy.sparse.issparse(a) or isinstance(a, ScipyNames) or of_jax_sparse(a):
+        cure = "from_bcoo" if of_jax_sparse(a) else "from_scipy"
+        raise TypeError(f"{takes}, got {type(a).__name__}; use {cure} for a sparse matrix")
 
 
 def random(

@@ -44,7 +44,7 @@ def from_csr(
 
     Raises:
       ValueError: lengths that do not fit, a pointer that falls, an index outside `shape`, or traced indices.
-      TypeError: indices that are not integers.
+      TypeError: indices that are not integers, or a whole matrix.
 
     Examples:
       >>> js.from_csr([1.0, 2.0, 3.0], [0, 0, 1], [0, 1, 3], (2, 2)).todense().tolist()
@@ -78,6 +78,7 @@ def _expanded(kind: str, data: Any, indices: Any, indptr: Any, shape: Any) -> tu
     if isinstance(data, tuple) and len(data) == 3 and indptr is None:
         shape = indices if shape is None else shape
         data, indices, indptr = data
+    convert.refuse_sparse(data, f"from_{kind} takes values, indices and pointers")
     if is_traced((indices, indptr)):
         raise ValueError(
             f"from_{kind} needs the indices themselves, which are traced here; make the matrix outside jit, and give "

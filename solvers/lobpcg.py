@@ -90,6 +90,8 @@ def lobpcg(
       [0.382, 0.882]
     """
     check_choice("which", which, SIGNS, NEAREST)
+    if jnp.ndim(k):
+        raise TypeError("k is the number of pairs; vectors to start from are X0: lobpcg(A, k, X0=X)")
     A, basis, k, X0 = eigenproblem(A, k, X0, "X0", (GUARDS,))
     n, p = X0.shape
     if not k <= p <= n:

@@ -5,7 +5,7 @@ import dataclasses
 import enum
 import re
 from collections.abc import Iterator
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array
 from jax.core import Tracer
 
-from jaxsparse_fmt import _html
+from jaxsparse_fmt import _elsewhere, _html
 from jaxsparse_fmt._pytrees import exportable, pytree
 from jaxsparse_fmt._tracing import is_concrete, standard_promotion
 from solvers.core.operators import is_function
@@ -115,6 +115,14 @@ class Outcome:
     n_iterations: Array
     _messages: ClassVar[dict[Status, str]] = {}  # of statuses that mean something else here than in `Status`
     _norm: ClassVar[str] = "residual_norm"  # the field whose largest number an error reports
+    __iter__: Any = None  # of results that unpack as SciPy's
+
+    if not TYPE_CHECKING:
+        __getattr__ = _elsewhere.missing(_elsewhere.OF_RESULTS)
+
+    def __getitem__(self, index: Any) -> Any:
+        """A part of what this result unpacks into, as of SciPy's tuple: `cg(A, b)[0]` is x."""
+        return tuple(self)[index]
 
     @property
     def status(self) -> Status | Array:

@@ -128,7 +128,7 @@ def test_from_coo_adds_like_numpy_and_keeps_zeros(data):
     want = np.zeros((5, 4))
     np.add.at(want, (row, col), eighths / 8)
     layout = data.draw(st.sampled_from(LAYOUTS))
-    B = jsf.from_coo((eighths / 8, (row, col)), want.shape, format=layout.format, **dict(layout.options))
+    B = jsf.from_coo((eighths / 8, (row, col)), shape=want.shape, format=layout.format, **dict(layout.options))
     np.testing.assert_array_equal(B.to_scipy().toarray(), want)
     assert B.nnz == len({*zip(row.tolist(), col.tolist(), strict=True)})
 
@@ -265,6 +265,8 @@ TYPE_ERRORS = [
     (lambda: S + A, "got csr_array; convert SciPy's by from_scipy"),
     (lambda: jnp.ones((2, 3)) + A, "with a dense array take A.todense()"),
     (lambda: jsf.from_dense(S), "got csr_array; use from_scipy"),
+    (lambda: jsf.from_coo(S), "from_coo takes rows, columns and values, got csr_array; use from_scipy"),
+    (lambda: jsf.from_csr(A), "from_csr takes values, indices and pointers, got CSR; use from_scipy"),
     (lambda: jsf.choose.rank(S.toarray()), "got ndarray; make a csr_array of it"),
     (lambda: jsf.from_bcoo(sp.coo_array(np.eye(3))), "takes a BCOO or BCSR of jax.experimental.sparse, got coo_array"),
     *((lambda: jsf.from_scipy(BCOO), "from_bcoo for a BCOO"), (lambda: jsf.from_dense(BCOO), "use from_bcoo")),

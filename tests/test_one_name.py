@@ -1,7 +1,6 @@
 """`import jaxsparse`: the public names of both packages under one name, each imported at its first use."""
 
 import functools
-import importlib
 import pathlib
 import re
 import subprocess
@@ -12,7 +11,7 @@ import pytest
 import jaxsparse
 import jaxsparse_fmt
 import solvers
-from jaxsparse_fmt.core import scipy_names
+from jaxsparse_fmt import _elsewhere
 from tests.process import ROOT, printed
 
 MODULES = {path.stem for path in (ROOT / "jaxsparse").glob("[a-z]*.py")} - {"commands", "process"}
@@ -77,10 +76,9 @@ def test_a_command_line_that_runs_nothing_imports_no_library(line):
 
 
 def test_are_names_of_other_libraries_answered_with_calls_that_exist():
-    for name, call in importlib.import_module("jaxsparse_fmt._late")._GUESSED.items():
-        if not hasattr(jaxsparse, name):
-            with pytest.raises(AttributeError, match=re.escape(f"has no attribute {name!r}; use {call}")):
-                getattr(jaxsparse, name)
+    for name, call in _elsewhere.OF_MODULES.items():
+        with pytest.raises(AttributeError, match=re.escape(f"has no attribute {name!r}; use {call}")):
+            getattr(jaxsparse, name)
         for path in re.findall(r"jaxsparse\.([\w.]+)\(", call):
             assert callable(functools.reduce(getattr, path.split("."), jaxsparse))
     with pytest.raises(AttributeError, match="did you mean 'multigrid'"):
@@ -88,6 +86,7 @@ def test_are_names_of_other_libraries_answered_with_calls_that_exist():
     with pytest.raises(AttributeError, match="did you mean 'cg'"):
         jaxsparse.CG  # noqa: B018
     A = jaxsparse.eye(3)
-    for name, call in scipy_names.ELSEWHERE.items():
-        with pytest.raises(AttributeError, match=re.escape(f"has no attribute {name!r}; use {call}")):
-            getattr(A, name)
+    for thing, calls in ((A, _elsewhere.OF_MATRICES), (jaxsparse.cg(A, [1.0, 2.0, 3.0]), _elsewhere.OF_RESULTS)):
+        for name, call in calls.items():
+            with pytest.raises(AttributeError, match=re.escape(f"has no attribute {name!r}; use {call}")):
+                getattr(thing, name)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jaxsparse_fmt import _html
+from jaxsparse_fmt import _elsewhere, _html
 from jaxsparse_fmt._arguments import as_floating, is_number, number, owned
 from jaxsparse_fmt._dtypes import check_keeps_imaginary, requested_dtype
 from jaxsparse_fmt._text import readable_bytes
@@ -20,9 +20,6 @@ from jaxsparse_fmt.core.reductions import Reductions, axis_of
 
 # Operations that build a matrix from matrices on one device, by name; `algebra/operations.py` fills it.
 OPERATORS: dict[str, Callable[..., Any]] = {}
-# Names of other libraries' matrices, and the calls that stand for them here.
-ELSEWHERE = dict.fromkeys(("in_structure", "out_structure"), "jaxsparse.lineax.SparseOperator(A) for lineax")
-ELSEWHERE |= dict.fromkeys(("indices", "indptr"), "A.csr_arrays()") | {"eliminate_zeros": "jaxsparse.prune(A)"}
 MOST_DRAWN = 5_000_000  # entries of a matrix whose picture a notebook shows; a picture needs the pattern on the host
 
 
@@ -217,12 +214,7 @@ class ScipyNames(Operator):
         return rows if axis == 1 else rows.sum()
 
     if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            if name not in ELSEWHERE:
-                return object.__getattribute__(self, name)  # raises, also what a property has raised
-            words = f"{type(self).__name__!r} object has no attribute {name!r}; use {ELSEWHERE[name]}"
-            raise AttributeError(words, name=name, obj=self)
+        __getattr__ = _elsewhere.missing(_elsewhere.OF_MATRICES)
 
     __iter__ = None  # else Python would iterate by A[0], A[1], …
 

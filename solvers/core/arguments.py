@@ -27,8 +27,9 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 
-# Keywords of SciPy before version 1.14 and of lineax, and their names here.
-ELSEWHERE = {"tol": "rtol", "max_steps": "maxiter", "preconditioner": "M", "y0": "x0"}
+# Keywords of SciPy before version 1.14, of lineax and others, and their names here.
+ELSEWHERE = {"tol": "rtol", "max_steps": "maxiter", "max_iter": "maxiter", "y0": "x0", "verbose": "progress"}
+ELSEWHERE |= {"preconditioner": "M", "precond": "M"}
 # What infinity stands for: float32 holds it, and its product with ‖b‖ = 0 is 0, where that of infinity is NaN.
 ANY = 2.0**126
 MAX_HISTORY = 10_000  # iterations whose norms `history=True` keeps

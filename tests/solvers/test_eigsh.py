@@ -189,7 +189,7 @@ def test_the_result_unpacks_says_what_it_is_and_counts_every_product():
     sol = eigsh(product, K, which="SA", v0=np.ones(N))
     jax.effects_barrier()
     w, v = sol
-    assert w is sol.eigenvalues and v is sol.eigenvectors and sol.raise_for_status() is sol
+    assert w is sol[0] is sol.eigenvalues and v is sol[1] is sol.eigenvectors and sol.raise_for_status() is sol
     assert sol.products == len(counted) and "CONVERGED" in repr(sol) and f"products={sol.products}" in repr(sol)
     several = jax.tree.map(lambda *a: jnp.stack(a), sol, sol)
     assert several.status.shape == (2,) and "2 CONVERGED" in repr(several)

@@ -180,6 +180,7 @@ TYPES = [
     (eigsh, (A, 2), {"sigma": 1j}, "a real number"),
     (eigsh, (S, 2), {"sigma": 0, "M": A}, "is a csr_array: convert it with from_scipy"),
     (eigsh, (A, 2), {"sigma": 0, "M": S}, "is a csr_array: convert it with from_scipy"),
+    (lobpcg, (E, np.ones((3, 2))), {}, r"lobpcg\(A, k, X0=X\)"),
     (lobpcg, (E, 2), {"M": lambda r: 1j * r}, "drop its imaginary part; make X0 complex"),
     (svds, (doubled,), {}, r"svds needs a matrix \[m, n\] with a shape and @; got function"),
     (svds, (ONES,), {}, r"svds needs a matrix .*; got shape \(3,\)"),

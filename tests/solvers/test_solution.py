@@ -36,6 +36,8 @@ def test_inside_jit_the_status_is_a_number():
     assert jax.jit(lambda s: s.status == Status.MAXITER)(solution(Status.MAXITER))
     x, info = jax.jit(tuple)(solution(Status.MAXITER))  # as SciPy's
     assert x.shape == (3,) and int(info) > 0
+    sol = solution(0)
+    assert sol[0] is sol.x and sol[-1] == 0
     with pytest.raises(TypeError, match=r"traced here: .* or use sol\.success inside"):
         jax.jit(lambda s: s.raise_for_status().x)(solution(0))
 
