@@ -7,7 +7,6 @@ import argparse
 import contextlib
 import difflib
 import os
-import re
 import runpy
 import shutil
 import sys
@@ -29,6 +28,12 @@ FORMATS = (
 )
 SYMMETRIC, GENERAL = ("cg", "fcg", "minres"), ("gmres", "bicgstab", "idrs", "lsmr")
 CHOOSING = ("auto", "direct")  # methods that `solvers.solve` sets up
+CHOICES = {
+    "format": ("auto", "tune", *FORMATS),
+    "dtype": DTYPES,
+    "backend": BACKENDS,
+    "method": (*CHOOSING, *SYMMETRIC, *GENERAL),
+}
 PRECONDITIONERS = ("jacobi", "incomplete_cholesky", "incomplete_lu", "ilu", "multigrid")
 CODES = """\
 exit codes:
@@ -66,10 +71,14 @@ class Parser(argparse.ArgumentParser):
     """Ends its message about an unknown word with the known word of most similar spelling."""
 
     def error(self, message: str) -> NoReturn:
-        found = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
-        near = did_you_mean(found[1], re.findall(r"\w+", found[2])) if found else ""
         self.print_usage(sys.stderr)
-        self.exit(2, wrapped(f"{self.prog}: error: {message}{near}") + "\n")
+        self.exit(2, wrapped(f"{self.prog}: error: {message}") + "\n")
+
+    def _check_value(self, action: argparse.Action, value: str) -> None:
+        known = action.choices
+        if known is not None and value not in known:
+            near = did_you_mean(value, known)
+            raise argparse.ArgumentError(action, f"{value!r} is not one of {', '.join(known)}{near}")
 
     def refuse(self, unknown: Sequence[str]) -> NoReturn:
         """Ends with the first argument that this command does not take."""
@@ -158,9 +167,9 @@ SOLVE = [
     _argument("--out", "write x here: .mtx, .mtx.gz, .npy or .txt; -: standard output", "FILE"),
     _out_format(VECTORS),
     _argument("--plot", f"draw a picture, {_PICTURE}", "FILE"),
-    _argument("--format", _FORMAT_HELP, "NAME", choices=("auto", "tune", *FORMATS), default="auto"),
+    _argument("--format", _FORMAT_HELP, "NAME", choices=CHOICES["format"], default="auto"),
     DTYPE,
-    _argument("--method", _METHOD_HELP, "NAME", choices=(*CHOOSING, *SYMMETRIC, *GENERAL), default="auto"),
+    _argument("--method", _METHOD_HELP, "NAME", choices=CHOICES["method"], default="auto"),
     _argument(
         "--precond",
         "%(choices)s; default auto with --method auto, else none",

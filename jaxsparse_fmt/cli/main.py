@@ -6,8 +6,8 @@ the list of exit codes.
 
 import argparse
 import contextlib
+import functools
 import importlib
-import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -21,14 +21,16 @@ from jaxsparse_fmt.cli import tables
 from jaxsparse_fmt.cli.arguments import BadInput
 from jaxsparse_fmt.cli.progress import Progress
 
-# Cures with arguments of Python, and the command line's options in their place.
-OPTIONS = (
-    (r"M=precond\.(\w+)\(A\)", r"--precond \1"),
-    (r"\ba better M\b", "another --precond"),
-    (r"\(?with jax_enable_x64\)?|jax\.config\.update\('jax_enable_x64', True\)", "--dtype float64"),
-    (r"\b(maxiter|rtol|atol|dtype|format|backend|method)=['\"]?([\w.+-]+)['\"]?", r"--\1 \2"),
-    (r"\b(raise|loosen) (maxiter|rtol)\b", r"\1 --\2"),
-)
+# Cures as Python has them, and the command line's options in their place; what it has no option for stays.
+OPTIONS = {
+    "raise maxiter": "raise --maxiter",
+    "loosen rtol": "loosen --rtol",
+    "a better M": "another --precond",
+    "with jax_enable_x64": "--dtype float64",
+    "jax.config.update('jax_enable_x64', True)": "--dtype float64",
+    **{f"M=precond.{name}(A)": f"--precond {name}" for name in commands.PRECONDITIONERS},
+    **{f"{name}={value!r}": f"--{name} {value}" for name, values in commands.CHOICES.items() for value in values},
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -79,9 +81,7 @@ def _warnings_as_lines(progress: Progress) -> Iterator[None]:
 
 
 def _in_options(text: str) -> str:
-    for python, option in OPTIONS:
-        text = re.sub(python, option, text)
-    return text
+    return functools.reduce(lambda text, pair: text.replace(*pair), OPTIONS.items(), text)
 
 
 def _keep_programs() -> None:

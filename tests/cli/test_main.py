@@ -219,9 +219,11 @@ def test_an_error_is_broken_between_words_on_a_terminal(monkeypatch):
     assert " ".join(line.strip() for line in lines).split() == ["jaxsparse:", "a" * 30, *["words"] * 12]
 
 
-def test_an_error_names_options_for_what_python_would_name(tmp_path, capsys):
+def test_an_error_names_options_for_what_python_would_name():
     told = main._in_options("use M=precond.jacobi(A) or a better M, raise maxiter; or dtype='float32'")
     assert told == "use --precond jacobi or another --precond, raise --maxiter; or --dtype float32"
+    of_statuses = " ".join(status.message for status in solvers.Status)
+    assert all(cure in of_statuses for cure in [*main.OPTIONS][:4])
 
 
 def test_a_right_hand_side_of_another_length_is_told_with_both(poisson: str, tmp_path, capsys):
