@@ -9,7 +9,7 @@ import ctypes
 import functools
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -24,8 +24,6 @@ INT32, BASE_ZERO, ROW_MAJOR, NO_TRANSPOSE = 2, 0, 2, 0
 _TYPES = {"float32": 0, "float64": 1}  # cudaDataType: CUDA_R_32F, CUDA_R_64F
 SORT_WINDOW = 4096  # rows that sorted sliced ELL sorts by length, which keeps neighbouring rows near each other
 MOST_PADDING = 4  # places an entry, above which sliced ELL is not tried
-
-Converted: TypeAlias = tuple[list[np.ndarray], np.ndarray]  # index arrays, and values
 
 
 class Absent(Exception):
@@ -204,99 +202,91 @@ class Planned(Product):
         return handle, self._plan, one, zero, of_x, of_y, of_y
 
 
+class Stored(NamedTuple):
+    """A matrix on the host in a format of cuSPARSE: the function that describes it, its sizes, dtypes and arrays."""
+
+    create: str
+    sizes: tuple[int, ...]
+    types: tuple[int, ...]  # before that of the values
+    index: list[np.ndarray]
+    values: np.ndarray
+    order: tuple[int, ...] = ()  # of a block, behind the dtype of the values
+    perm: np.ndarray | None = None
+
+
 class Opponent:
     """One matrix in the formats of cuSPARSE, converted on the host; arrays go to the GPU for the first product."""
 
     def __init__(self, S: Any):
         """S: canonical SciPy CSR."""
-        self.S, self._perm = S, None
+        self.S = S
         self._on_device: dict[tuple[str, str], Any] = {}
         row, (r, c) = np.repeat(np.arange(S.shape[0], dtype=np.int32), np.diff(S.indptr)), bsr.best_block(S, 8)
-        self._host: dict[str, Converted | Absent] = {
-            "csr": ([S.indptr, S.indices], S.data),
-            "coo": ([row, S.indices], S.data),
+        sizes, pointers = (*S.shape, S.nnz), (INT32, INT32, BASE_ZERO)
+        self._host: dict[str, Stored | Absent] = {
+            "csr": Stored("cusparseCreateCsr", sizes, pointers, [S.indptr, S.indices], S.data),
+            "coo": Stored("cusparseCreateCoo", sizes, (INT32, BASE_ZERO), [row, S.indices], S.data),
         }
         self.methods: dict[str, Callable[[Any], Product]] = {
-            "CSR ALG1": lambda dtype: self._csr(dtype, CSR_ALG1),
-            "CSR ALG2": lambda dtype: self._csr(dtype, CSR_ALG2),
-            "CSR SpMVOp": lambda dtype: self._csr(dtype, SPMV_OP, kind=Planned),
-            "COO ALG1": lambda dtype: self._coo(dtype, COO_ALG1),
-            "COO ALG2": lambda dtype: self._coo(dtype, COO_ALG2),
+            "CSR ALG1": functools.partial(self._product, "csr", CSR_ALG1),
+            "CSR ALG2": functools.partial(self._product, "csr", CSR_ALG2),
+            "CSR SpMVOp": functools.partial(self._product, "csr", SPMV_OP, kind=Planned),
+            "COO ALG1": functools.partial(self._product, "coo", COO_ALG1),
+            "COO ALG2": functools.partial(self._product, "coo", COO_ALG2),
         }
         for slice_size, is_sorted in ((32, False), (128, False), (32, True)):
             name = f"sliced ELL {slice_size}" + is_sorted * ", rows sorted"
             self._host[name] = self._sliced_ell(slice_size, is_sorted)
-            self.methods[name] = functools.partial(self._sliced, name, slice_size)
+            self.methods[name] = functools.partial(self._product, name, SELL_ALG1)
         if r * c > 1:
-            self._host["bsr"] = (
-                blocks(S, (r, c)) if S.shape[0] % r == 0 == S.shape[1] % c else Absent(f"no multiple of {r} × {c}")
-            )
-            self.methods[f"BSR {r} × {c}"] = functools.partial(self._bsr, (r, c))
+            self._host["bsr"] = blocks(S, (r, c))
+            self.methods[f"BSR {r} × {c}"] = functools.partial(self._product, "bsr", BSR_ALG1)
 
-    def _arrays(self, name: str, dtype: Any) -> list[Any]:
-        """Indices and values on the device, kept for the next algorithm or dtype."""
-        host, dtype = self._host[name], np.dtype(dtype)
-        if isinstance(host, Absent):
-            raise host
-
-        def kept(name: str, kind: str, a: np.ndarray) -> Any:
-            if (name, kind) not in self._on_device:
-                self._on_device[name, kind] = library().cupy.asarray(np.ascontiguousarray(a))
-            return self._on_device[name, kind]
-
-        index, values = host
+    def _product(self, name: str, algorithm: int, dtype: Any, kind: type[Product] = Product) -> Product:
+        stored, dtype = self._host[name], np.dtype(dtype)
+        if isinstance(stored, Absent):
+            raise stored
         of_values = "csr" if name == "coo" else name  # they list the same values
-        arrays = [kept(name, str(k), a.astype(np.int32, copy=False)) for k, a in enumerate(index)]
-        return [*arrays, kept(of_values, dtype.name, values.astype(dtype, copy=False))]
+        arrays = [self._kept(name, str(k), a.astype(np.int32, copy=False)) for k, a in enumerate(stored.index)]
+        arrays.append(self._kept(of_values, dtype.name, stored.values.astype(dtype, copy=False)))
+        types = (*stored.types, _TYPES[dtype.name], *stored.order)
+        product = kind(stored.create, stored.sizes, arrays, types, self.S.shape, algorithm)
+        product.perm = stored.perm
+        return product
 
-    def _csr(self, dtype: Any, algorithm: int, kind: type[Product] = Product) -> Product:
-        types = (INT32, INT32, BASE_ZERO, _TYPES[np.dtype(dtype).name])
-        return kind(
-            "cusparseCreateCsr", (*self.S.shape, self.S.nnz), self._arrays("csr", dtype), types, self.S.shape, algorithm
-        )
+    def _kept(self, name: str, kind: str, a: np.ndarray) -> Any:
+        """The array on the device, kept for the next algorithm or dtype."""
+        if (name, kind) not in self._on_device:
+            self._on_device[name, kind] = library().cupy.asarray(np.ascontiguousarray(a))
+        return self._on_device[name, kind]
 
-    def _coo(self, dtype: Any, algorithm: int) -> Product:
-        types = (INT32, BASE_ZERO, _TYPES[np.dtype(dtype).name])
-        return Product(
-            "cusparseCreateCoo", (*self.S.shape, self.S.nnz), self._arrays("coo", dtype), types, self.S.shape, algorithm
-        )
-
-    def _sliced_ell(self, slice_size: int, is_sorted: bool) -> Converted | Absent:
+    def _sliced_ell(self, slice_size: int, is_sorted: bool) -> Stored | Absent:
         """Slice offsets and columns, and values: our HLL with column −1 in padding."""
-        S, lengths = self.S, np.diff(self.S.indptr)
+        S, lengths, perm = self.S, np.diff(self.S.indptr), None
         places = slice_size * building.longest_by_slice(lengths, slice_size).sum()
         if is_sorted:
-            self._perm = np.lexsort((-lengths, np.arange(S.shape[0]) // SORT_WINDOW))
-            unsorted = places
-            places = slice_size * building.longest_by_slice(lengths[self._perm], slice_size).sum()
+            perm, unsorted = np.lexsort((-lengths, np.arange(S.shape[0]) // SORT_WINDOW)), places
+            places = slice_size * building.longest_by_slice(lengths[perm], slice_size).sum()
             if places > 0.98 * unsorted:
                 return Absent("sorting saves less than 2% of the places")
         if places > MOST_PADDING * S.nnz:
             return Absent(f"{places / S.nnz:.0f} places an entry")
-        S = S[self._perm] if is_sorted else S
+        S = S if perm is None else S[perm]
         with jax.default_device(jax.local_devices(backend="cpu")[0]):
             hll: Any = jsf.from_scipy(S, "hll", slice_size=slice_size, max_bytes=2**36)
-        col_idx = np.array(hll.col_idx)
+        col_idx, values = np.array(hll.col_idx), np.asarray(hll.values)
         col_idx[col_idx == S.shape[1]] = -1
-        return [np.asarray(hll.slice_ptr), col_idx], np.asarray(hll.values)
-
-    def _sliced(self, name: str, slice_size: int, dtype: Any) -> Product:
-        arrays = self._arrays(name, dtype)
-        sizes = (*self.S.shape, self.S.nnz, arrays[-1].size, slice_size)
-        types = (INT32, INT32, BASE_ZERO, _TYPES[np.dtype(dtype).name])
-        product = Product("cusparseCreateSlicedEll", sizes, arrays, types, self.S.shape, SELL_ALG1)
-        product.perm = self._perm if name.endswith("sorted") else None
-        return product
-
-    def _bsr(self, block: tuple[int, int], dtype: Any) -> Product:
-        (r, c), (n_rows, n_cols), arrays = block, self.S.shape, self._arrays("bsr", dtype)
-        sizes = (n_rows // r, n_cols // c, arrays[1].size, r, c)
-        types = (INT32, INT32, BASE_ZERO, _TYPES[np.dtype(dtype).name], ROW_MAJOR)
-        return Product("cusparseCreateBsr", sizes, arrays, types, self.S.shape, BSR_ALG1)
+        sizes, pointers = (*S.shape, S.nnz, values.size, slice_size), (INT32, INT32, BASE_ZERO)
+        index = [np.asarray(hll.slice_ptr), col_idx]
+        return Stored("cusparseCreateSlicedEll", sizes, pointers, index, values, perm=perm)
 
 
-def blocks(S: Any, block_shape: tuple[int, int]) -> Converted:
+def blocks(S: Any, block_shape: tuple[int, int]) -> Stored | Absent:
     """Pointers and columns of the rows of blocks, and the blocks row by row, flat."""
+    (r, c), (n_rows, n_cols) = block_shape, S.shape
+    if n_rows % r or n_cols % c:
+        return Absent(f"no multiple of {r} × {c}")
     B = S.tobsr(block_shape)
     B.sort_indices()
-    return [B.indptr, B.indices], B.data.reshape(-1)
+    sizes, pointers = (n_rows // r, n_cols // c, B.indices.size, r, c), (INT32, INT32, BASE_ZERO)
+    return Stored("cusparseCreateBsr", sizes, pointers, [B.indptr, B.indices], B.data.reshape(-1), (ROW_MAJOR,))
