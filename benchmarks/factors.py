@@ -100,23 +100,25 @@ def gallery(n: int) -> dict[str, sp.csr_array]:
     return {name: sp.csr_array(S).astype(np.float64) for name, S in problems.items()}
 
 
-def solves(small: bool, compared: list[Row]) -> Iterator[Row]:
+def solves(small: bool) -> Iterator[Row]:
     has_sparsax = importlib.util.find_spec("sparsax") is not None
     for name, S in gallery(10 if small else 30).items():
         row, b = against_scipy(name, S), np.ones(S.shape[0])
         if has_sparsax and row["A"] == KINDS[True]:
-            import sparsax  # pyright: ignore[reportMissingImports]
-
-            A, data = jsf.from_scipy(S, "csr"), jnp.asarray(S.data)
-            alone = jax.jit(lambda s, A=A, data=data, b=b, f=sparsax.solve: f(A.row_ids, A.col_ids, s * data, b))
-            row |= {"cholmod": of_direct(S, b, backend="cholmod"), "sparsax": milliseconds(alone)}
+            row |= {"cholmod": of_direct(S, b, backend="cholmod"), "sparsax": of_sparsax(S, b)}
         if has_sparsax and name == "circuit":
             row["klu"] = of_direct(S, b, backend="klu")
-        compared.append(row)
         yield row
 
 
-def files(small: bool, compared: list[Row]) -> Iterator[Row]:
+def of_sparsax(S: sp.csr_array, b: np.ndarray) -> float:
+    import sparsax  # pyright: ignore[reportMissingImports]
+
+    A, data = jsf.from_scipy(S, "csr"), jnp.asarray(S.data)
+    return milliseconds(jax.jit(lambda s: sparsax.solve(A.row_ids, A.col_ids, s * data, b)))
+
+
+def files(small: bool) -> Iterator[Row]:
     paths = report.matrix_files()
     for path in paths[:3] if small else paths:
         S = sp.csr_array(jsf.io.read_scipy(path))
@@ -129,7 +131,6 @@ def files(small: bool, compared: list[Row]) -> Iterator[Row]:
             continue
         row = against_scipy(path.name.partition(".")[0], S)
         if not math.isnan(row["ratio"]):
-            compared.append(row)
             yield row
 
 
@@ -141,14 +142,13 @@ def ratios(compared: list[Row]) -> Iterator[Row]:
             yield row | {"median": float(np.median(found)), "largest": float(np.max(found))}
 
 
-def determinants(small: bool) -> Iterator[Row]:
-    for n in (20,) if small else (100, 300):
-        S = sp.csr_array(jsf.gallery.poisson(n, dim=2) + 0.1 * sp.eye_array(n * n))
-        A, data = jsf.from_scipy(S, "csr"), jnp.asarray(S.data)
-        f = jax.jit(lambda s, A=A, data=data: logdet(A.with_data(s * data)))
-        g = jax.jit(jax.grad(lambda data, A=A: logdet(A.with_data(data))))
-        gradient = milliseconds(lambda s, g=g, data=data: g(s * data))
-        yield {"problem": f"Poisson, {n}²", "n": n * n, "value": milliseconds(f), "gradient": gradient}
+def determinant(n: int) -> Row:
+    S = sp.csr_array(jsf.gallery.poisson(n, dim=2) + 0.1 * sp.eye_array(n * n))
+    A, data = jsf.from_scipy(S, "csr"), jnp.asarray(S.data)
+    f = jax.jit(lambda s: logdet(A.with_data(s * data)))
+    g = jax.jit(jax.grad(lambda data: logdet(A.with_data(data))))
+    row: Row = {"problem": f"Poisson, {n}²", "n": n * n, "value": milliseconds(f)}
+    return row | {"gradient": milliseconds(lambda s: g(s * data))}
 
 
 def grid(n: int) -> sp.csr_array:
@@ -202,52 +202,47 @@ def of_batch(name: str, S: sp.csr_array, count: int, rng: np.random.Generator) -
     return row
 
 
-def by_cudss(small: bool) -> Iterator[Row]:
+def by_cudss(name: str, S: Any) -> Row:
     from spineax import cudss  # pyright: ignore[reportMissingImports]
 
-    problems = {"Poisson, 300²": jsf.gallery.poisson(300, dim=2), "elasticity, 30³ × 3": jsf.gallery.elasticity(30)}
-    if small:
-        problems = {"Poisson, 20²": jsf.gallery.poisson(20, dim=2)}
-    for name, S in problems.items():
-        S = sp.csr_array(S).astype(np.float64)
-        A, ptr, col = jsf.from_scipy(S, "csr"), jnp.asarray(S.indptr, jnp.int32), jnp.asarray(S.indices, jnp.int32)
-        b = jnp.ones(S.shape[0])
+    # A is an argument: XLA would compute with a constant pattern while it compiles.
+    def ours(**options: Any) -> float:
+        f = jax.jit(lambda A, s: direct(A.with_data(s * A.data), b, **options).x)
+        return milliseconds(lambda s: f(A, s))
 
-        # A is an argument: XLA would compute with a constant pattern while it compiles.
-        def ours(A: Any = A, b: Any = b, **options: Any) -> float:
-            f = jax.jit(lambda A, s: direct(A.with_data(s * A.data), b, **options).x)
-            return milliseconds(lambda s: f(A, s))
+    def anew(s: float) -> Any:
+        return solved(analyze(s * A.data, ptr, col), s * A.data)[1]
 
-        options = {"mtype_id": "symmetric", "mview_id": "full"}
-        analyze = jax.jit(functools.partial(cudss.analyze, **options))
-        solved = jax.jit(lambda token, values, b=b: (token := cudss.factorize(token, values), cudss.solve(token, b)))
-        known = [analyze(A.data, ptr, col)]
+    def again(s: float) -> Any:
+        known[0], x = solved(known[0], s * A.data)
+        return x
 
-        def anew(s: float, A: Any = A, given: Any = (ptr, col), analyze: Any = analyze, solved: Any = solved) -> Any:
-            return solved(analyze(s * A.data, *given), s * A.data)[1]
-
-        def again(s: float, A: Any = A, known: Any = known, solved: Any = solved) -> Any:
-            known[0], x = solved(known[0], s * A.data)
-            return x
-
-        row: Row = {"problem": name, "n": S.shape[0], "analysed anew": milliseconds(anew)}
-        row["spineax"] = milliseconds(again)
-        row["cudss"] = ours(backend="cudss", symmetric=True)
-        row["not in jit"] = milliseconds(lambda s, A=A, b=b: direct(s * A, b, backend="cudss", symmetric=True).x)
-        if name.startswith("Poisson"):
-            row["cudss, LU"] = ours(backend="cudss", symmetric=False)
-            row["superlu"] = ours(backend="superlu")
-        yield row | {"ratio": row["cudss"] / row["spineax"]}
+    S = sp.csr_array(S).astype(np.float64)
+    A, ptr, col = jsf.from_scipy(S, "csr"), jnp.asarray(S.indptr, jnp.int32), jnp.asarray(S.indices, jnp.int32)
+    b = jnp.ones(S.shape[0])
+    analyze = jax.jit(functools.partial(cudss.analyze, mtype_id="symmetric", mview_id="full"))
+    solved = jax.jit(lambda token, values: (token := cudss.factorize(token, values), cudss.solve(token, b)))
+    known = [analyze(A.data, ptr, col)]
+    row: Row = {"problem": name, "n": S.shape[0], "analysed anew": milliseconds(anew)}
+    row["spineax"] = milliseconds(again)
+    row["cudss"] = ours(backend="cudss", symmetric=True)
+    row["not in jit"] = milliseconds(lambda s: direct(s * A, b, backend="cudss", symmetric=True).x)
+    if name.startswith("Poisson"):
+        row["cudss, LU"] = ours(backend="cudss", symmetric=False)
+        row["superlu"] = ours(backend="superlu")
+    return row | {"ratio": row["cudss"] / row["spineax"]}
 
 
 def sections(args: argparse.Namespace, header: dict[str, str]) -> report.Sections:
+    small, n = args.small, 20 if args.small else 300
     if jax.default_backend() != "cpu":
-        return {"cudss": functools.partial(by_cudss, args.small), "batches": functools.partial(of_batches, args.small)}
-    compared: list[Row] = []
+        problems = {f"Poisson, {n}²": jsf.gallery.poisson(n, dim=2)}
+        problems |= {} if small else {"elasticity, 30³ × 3": jsf.gallery.elasticity(30)}
+        return {"cudss": lambda: itertools.starmap(by_cudss, problems.items()), "batches": lambda: of_batches(small)}
     return {
-        "solves": functools.partial(solves, args.small, compared),
-        "files": functools.partial(files, args.small, compared),
-        "ratios": functools.partial(ratios, compared),
-        "determinants": functools.partial(determinants, args.small),
-        "batches": functools.partial(of_batches, args.small),
+        "solves": lambda: solves(small),
+        "files": lambda: files(small),
+        "ratios": lambda: ratios(report.made(args, "solves", "files")),
+        "determinants": lambda: map(determinant, (20,) if small else (100, 300)),
+        "batches": lambda: of_batches(small),
     }

@@ -24,7 +24,6 @@ import functools
 import importlib
 import statistics
 import tempfile
-import timeit
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -39,7 +38,7 @@ from jax.experimental.sparse import BCSR
 import jaxsparse_fmt as jsf
 import solvers
 from benchmarks import report, timing
-from benchmarks.report import Row
+from benchmarks.report import Row, child
 
 RTOL, MAXITER = 1e-8, 10_000
 SIDES = ("ours", "jax.scipy", "lineax")
@@ -70,12 +69,11 @@ def by_jax(S: Any, b: np.ndarray) -> Solve:
 
 
 def by_cupy(S: Any, b: np.ndarray) -> Solve:
-    cupy, sparse = importlib.import_module("cupy"), importlib.import_module("cupyx.scipy.sparse")
-    cg = importlib.import_module("cupyx.scipy.sparse.linalg").cg
+    (cupy, sparse), linalg = report.theirs(), importlib.import_module("cupyx.scipy.sparse.linalg")
     A, c = sparse.csr_matrix(scipy.sparse.csr_matrix(S)), cupy.asarray(b)
 
     def solve() -> Any:
-        x = cg(A, c, rtol=RTOL, maxiter=MAXITER)[0]
+        x = linalg.cg(A, c, rtol=RTOL, maxiter=MAXITER)[0]
         cupy.cuda.Device().synchronize()
         return x
 
@@ -165,45 +163,26 @@ def eager() -> Row:
         "cg": lambda: solvers.cg(A, b, rtol=RTOL).x,
         "SciPy's cg": lambda: scipy.sparse.linalg.cg(S, c, rtol=RTOL)[0],
     }
-    for f in calls.values():
-        jax.block_until_ready(f())
-    return {
-        name: min(timeit.repeat(lambda f=f: jax.block_until_ready(f()), number=100, repeat=7)) / 100
-        for name, f in calls.items()
-    }
+    return {name: timing.seconds_per_call(lambda _, f=f: jax.block_until_ready(f())) for name, f in calls.items()}
 
 
 def calls(n: int) -> dict[str, tuple[Any, Callable[..., Any], Callable[..., Any]]]:
     """By name: a matrix of n³ rows; ours, of it and a vector; another library's, of its module, them too."""
     C, P = jsf.gallery.convection_diffusion(n, velocity=(0.02, 0.06, 0.1)), jsf.gallery.poisson(n)
-    L = scipy.sparse.csgraph.laplacian(sp.csr_array(6 * sp.eye_array(n**3) - P))
     S = sp.random_array((n**3, n**2), density=0.1 / n, rng=np.random.default_rng(0))
-    H = P - (0.3 + 0.2j) * sp.eye_array(n**3)
-    right, near, tight = Row(which="LR", tol=RTOL), Row(sigma=0.0, tol=RTOL), Row(rtol=RTOL, maxiter=MAXITER)
     block = lambda b: b[:, None] ** np.arange(1, 5)  # noqa: E731
+    tight = {"rtol": RTOL, "maxiter": MAXITER}
     return {
-        "eigs, 4 of largest real part": (
-            C,
-            lambda A, b: solvers.eigs(A, 4, **right),
-            lambda lib, A, b: lib.eigs(A, 4, **right),
-        ),
-        "eigs, 4 nearest to 0": (C, lambda A, b: solvers.eigs(A, 4, **near), lambda lib, A, b: lib.eigs(A, 4, **near)),
-        "eigsh, 4 largest": (
-            P,
-            lambda A, b: solvers.eigsh(A, 4, tol=RTOL),
-            lambda lib, A, b: lib.eigsh(A, 4, tol=RTOL),
-        ),
-        "eigsh, 4 nearest to 0": (
-            P,
-            lambda A, b: solvers.eigsh(A, 4, **near),
-            lambda lib, A, b: lib.eigsh(A, 4, **near),
-        ),
+        "eigs, 4 of largest real part": same(C, "eigs", which="LR"),
+        "eigs, 4 nearest to 0": same(C, "eigs", sigma=0.0),
+        "eigsh, 4 largest": same(P, "eigsh"),
+        "eigsh, 4 nearest to 0": same(P, "eigsh", sigma=0.0),
         "lobpcg, 4 largest to 1e-4": (
             P,
             lambda A, b: solvers.lobpcg(A, 4, X0=block(b), which="LA", tol=1e-4 / 12, maxiter=500),
             lambda lib, A, b: lib.lobpcg(A, block(b), tol=1e-4, maxiter=500),
         ),
-        "svds, 4 largest": (S, lambda A, b: solvers.svds(A, 4, tol=RTOL), lambda lib, A, b: lib.svds(A, 4, tol=RTOL)),
+        "svds, 4 largest": same(S, "svds"),
         "exp(-A)·b": (-C, solvers.expm_multiply, lambda lib, A, b: lib.expm_multiply(A, b)),
         "exp(-30·A)·b": (
             -C,
@@ -211,16 +190,25 @@ def calls(n: int) -> dict[str, tuple[Any, Callable[..., Any], Callable[..., Any]
             lambda lib, A, b: lib.expm_multiply(30 * A, b, traceA=30 * A.trace()),
         ),
         "cocg, beside bicgstab": (
-            H,
+            P - (0.3 + 0.2j) * sp.eye_array(n**3),
             lambda A, b: solvers.cocg(A, b, **tight),
             lambda lib, A, b: lib.bicgstab(A, b, **tight),
         ),
         "nullspace, beside eigsh": (
-            L,
+            scipy.sparse.csgraph.laplacian(sp.csr_array(6 * sp.eye_array(n**3) - P)),
             lambda A, b: solvers.nullspace(A, 1),
             lambda lib, A, b: lib.eigsh(A, 1, sigma=-1e-8, tol=RTOL),
         ),
     }
+
+
+def same(S: Any, name: str, **options: Any) -> tuple[Any, Callable[..., Any], Callable[..., Any]]:
+    """Four pairs or triplets of S, by the function that has this name here and elsewhere."""
+
+    def call(lib: Any, A: Any, b: Any) -> Any:
+        return getattr(lib, name)(A, 4, tol=RTOL, **options)
+
+    return S, functools.partial(call, solvers), call
 
 
 def beside(name: str, n: int) -> Row:
@@ -231,28 +219,21 @@ def beside(name: str, n: int) -> Row:
     A, c = jsf.from_scipy(S), jnp.asarray(b)
     jax.block_until_ready(jax.jit(lambda x: x + 1)(c))
     sides: dict[str, Solve] = {"ours": lambda: ours(A, c), "SciPy": lambda: theirs(scipy.sparse.linalg, S, b)}
-    if on_gpu := report.platform_here() == "gpu":
-        cupy, sparse = importlib.import_module("cupy"), importlib.import_module("cupyx.scipy.sparse")
-        lib, B, x = importlib.import_module("cupyx.scipy.sparse.linalg"), sparse.csr_matrix(S), cupy.asarray(b)
+    if report.platform_here() == "gpu":
+        (cupy, sparse), lib = report.theirs(), importlib.import_module("cupyx.scipy.sparse.linalg")
+        B, x = sparse.csr_matrix(S), cupy.asarray(b)
         sides["CuPy"] = lambda: (theirs(lib, B, x), cupy.cuda.Device().synchronize())
     row: Row = {"n": n**3}
     for side in list(sides):
         with contextlib.suppress(AttributeError, TypeError, ValueError):  # CuPy has not all of them
-            row[f"{side}, first"] = timing.timed(sides[side])[1 if on_gpu else 2]
+            row[f"{side}, first"] = timing.by_clock(*timing.timed(sides[side])[1:])
         if f"{side}, first" not in row:
             del sides[side]
-    later = [{side: timing.timed(call)[1 if on_gpu else 2] for side, call in sides.items()} for _ in range(3)]
-    row |= {side: min(times[side] for times in later) for side in sides}
+    row |= {side: timing.by_clock(*both) for side, both in timing.in_turn(sides, 3).items()}
     return row | {"ratio": row["ours"] / row["SciPy"]}
 
 
 # ----------------------------------------------------------------------------------------------------- the sections
-
-
-def child(f: Callable[..., Row], *args: Any, cache: str | None = None) -> Row:
-    """f(*args) of a fresh process; `cache` as in `report.fresh`."""
-    code = f"import jax, json; jax.config.update('jax_enable_x64', True); from benchmarks.peers import {f.__name__}; "
-    return report.fresh(code + f"print(json.dumps({f.__name__}{args!r}))", cache=cache)
 
 
 def medians(found: list[Row]) -> Row:

@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 
+LONGEST = 900  # seconds of a process of its own
 Row = dict[str, Any]
 # By name, what makes the rows of a section.
 Sections = dict[str, Callable[[], Iterable[Row]]]
@@ -25,7 +26,7 @@ def run(module: Any, argv: list[str]) -> int:
 
     Args:
       module: has `sections(args, header)`, which may add to the header at any time, and `options(parser)` if it has
-        options of its own.
+        options of its own. `args.rows` are the rows made so far, for sections that sum up others.
     """
     name = module.__name__.rpartition(".")[2]
     parser = argparse.ArgumentParser(
@@ -36,17 +37,17 @@ def run(module: Any, argv: list[str]) -> int:
     parser.add_argument("--json", type=Path, help="also write the rows to this file, and tables of them to its .md")
     parser.add_argument("--small", action="store_true", help="tiny matrices, to try the script")
     parser.add_argument("--only", nargs="+", help="names of sections; default: all")
+    parser.set_defaults(rows=[])
     getattr(module, "options", lambda parser: None)(parser)
     args = parser.parse_args(argv)
     if vars(args).get("workers", 1) > 1:
         os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # several processes share the memory of the GPU
     jax.config.update("jax_enable_x64", True)
-    header = provenance()
+    header, rows = provenance(), args.rows
     sections = module.sections(args, header)
     if unknown := set(args.only or ()) - set(sections):
         parser.error(f"--only {sorted(unknown)}: the sections are {', '.join(sections)}")
     began = time.perf_counter()
-    rows: list[Row] = []
 
     def keep() -> None:
         header["took"] = f"{time.perf_counter() - began:.0f} s"
@@ -63,8 +64,19 @@ def run(module: Any, argv: list[str]) -> int:
     return 0
 
 
+def made(args: argparse.Namespace, *sections: str) -> list[Row]:
+    """The rows so far of these sections."""
+    return [row for row in args.rows if row["section"] in sections]
+
+
 def platform_here() -> str:
     return "cpu" if jax.default_backend() == "cpu" else "gpu"
+
+
+def theirs() -> Any:
+    """CuPy and its sparse matrices; on a CPU NumPy and SciPy's, which stand in for them where nothing is timed."""
+    names = ("cupy", "cupyx.scipy.sparse") if platform_here() == "gpu" else ("numpy", "scipy.sparse")
+    return map(importlib.import_module, names)
 
 
 def provenance() -> dict[str, str]:
@@ -157,21 +169,28 @@ def matrix_files() -> list[Path]:
     return sorted((path for folder in folders for path in Path(folder).glob("*.mtx*")), key=lambda path: path.name)
 
 
-def fresh(code: str, cache: str | None = None) -> Row:
+def fresh(code: str, cache: str | None = None, **environment: str) -> Row:
     """What Python prints last, as JSON, when a process of its own runs `code`.
 
     Args:
       cache: a folder of programs that JAX keeps; None: it keeps none.
 
     Raises:
-      RuntimeError: it fails.
+      RuntimeError: it fails. subprocess.TimeoutExpired: it takes more than `LONGEST` seconds.
     """
     settings = {"JAX_ENABLE_COMPILATION_CACHE": "false" if cache is None else "true", "PYTHONDONTWRITEBYTECODE": ""}
     settings |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     if cache is not None:
         settings |= {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True, check=False)
+    settings = os.environ | settings | environment
+    done = subprocess.run(command, env=settings, timeout=LONGEST, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(done.stderr)
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def child(f: Callable[..., Row], *args: Any, **options: Any) -> Row:
+    """f(*args) of a fresh process with 64 bits; options and errors as of `fresh`."""
+    code = f"import jax, json; jax.config.update('jax_enable_x64', True); from {f.__module__} import {f.__name__}; "
+    return fresh(code + f"print(json.dumps({f.__name__}{args!r}))", **options)

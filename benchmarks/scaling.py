@@ -12,11 +12,8 @@ its count of steps. `--only processes` compares processes of one device each wit
 import argparse
 import dataclasses
 import functools
-import json
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -204,29 +201,24 @@ class Bench:
 
 
 def _started(processes: int, devices: int, edge: int) -> Row:
-    """What `of_process` prints when this many processes run it, with this many devices in all."""
+    """What the first of this many processes finds in `of_process`, with this many devices in all."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(devices)))).split(",")[:devices]
     each = devices // processes
     flags = os.environ.get("XLA_FLAGS", "") + f" --xla_force_host_platform_device_count={each}"
-    running = []
-    for k in range(processes):
-        code = f"from benchmarks.scaling import of_process; of_process({k}, {processes}, {port}, {edge})"
+
+    def of(k: int) -> Row:
         env = {"CUDA_VISIBLE_DEVICES": ",".join(visible[k * each : (k + 1) * each]), "XLA_FLAGS": flags}
-        running.append(subprocess.Popen([sys.executable, "-c", code], env=os.environ | env, stdout=subprocess.PIPE))
-    try:
-        printed = [process.communicate(timeout=120)[0] for process in running]
-    finally:
-        for process in running:
-            process.kill()
-    return json.loads(printed[0].splitlines()[-1])
+        return report.child(of_process, k, processes, port, edge, **env)
+
+    with ThreadPoolExecutor(processes) as pool:
+        return next(pool.map(of, range(processes)))
 
 
-def of_process(process: int, processes: int, port: int, edge: int) -> None:
-    """Prints, as JSON, the milliseconds of a warm cg and of its parts, with all devices of all processes."""
-    jax.config.update("jax_enable_x64", True)
+def of_process(process: int, processes: int, port: int, edge: int) -> Row:
+    """The milliseconds of a warm cg and of its parts, with all devices of all processes."""
     if processes > 1:
         jax.distributed.initialize(f"127.0.0.1:{port}", processes, process)
     A = on(stencil((edge, edge, edge), 7, scaled=False), jax.devices(), "overlap")
@@ -243,9 +235,7 @@ def of_process(process: int, processes: int, port: int, edge: int) -> None:
         "unknowns": A.shape[0], "iterations": steps, "ms": ms(cg, A, b, rtol=1e-8), "in jit": ms(inside, A, b),
         "b of NumPy": ms(cg, A, given, rtol=1e-8), "block_jacobi": ms(cg, A, b, M=M, rtol=1e-8),
     }  # fmt: skip
-    row["µs a step in jit"] = 1e3 * row["in jit"] / steps
-    if process == 0:
-        print(json.dumps(row))
+    return row | {"µs a step in jit": 1e3 * row["in jit"] / steps}
 
 
 @jax.jit

@@ -17,7 +17,6 @@ LIMIT seconds is left out. JAXSPARSE_MATRICES and JAXSPARSE_CASES add files of t
 
 import argparse
 import itertools
-import json
 import os
 import resource
 import time
@@ -162,18 +161,11 @@ def compared(S: Any, b: Any) -> report.Row:
     scipys = costs(by_scipy(S, b, facts))
     times, of_new = (scipys | costs(by_hand(make, jnp.asarray(b), facts)) for make in (new_matrix, new_values))
     by = min(times, key=times.__getitem__, default="")
+    best = times.get(by, np.nan)
     row = {"took": sol.method, "status": str(sol.status), "residual": size, "wrong": wrong(S, b, sol, size)}
-    row |= {
-        "status of new": str(other.status),
-        "solve": seconds,
-        "new": new,
-        "again": again,
-        "best": times.get(by, np.nan),
-        "best of new": min(of_new.values(), default=np.nan),
-        "by": by,
-        "times": times,
-    }
-    return row | {"ratio": seconds / row["best"]}
+    row |= {"status of new": str(other.status), "solve": seconds, "new": new, "again": again, "best": best}
+    row |= {"best of new": min(of_new.values(), default=np.nan), "by": by, "times": times}
+    return row | {"ratio": seconds / best}
 
 
 def wrong(S: Any, b: Any, sol: Any, size: float) -> str:
@@ -220,18 +212,16 @@ BY_HAND = ("cg with jacobi", "cg with multigrid", "bicgstab with jacobi", "splu 
 
 
 def in_process(name: str, way: str, scale: float) -> report.Row:
-    """What `solved` prints in a process of its own; nothing if it takes more than SECONDS, or fails."""
-    code = f"from benchmarks import solve_costs; solve_costs.solved({name!r}, {way!r}, {scale})"
+    """What `solved` finds in a process of its own; nothing if it takes more than SECONDS, or fails."""
     try:
-        return report.fresh(code, os.environ.get("JAX_COMPILATION_CACHE_DIR"))
+        return report.child(solved, name, way, scale, cache=os.environ.get("JAX_COMPILATION_CACHE_DIR"))
     except RuntimeError as error:
         report.log(f"{name}, {way}: {report.reason(error)}")
         return {}
 
 
-def solved(name: str, way: str, scale: float) -> None:
-    """Prints, as JSON, the cost of a strategy, or of `solve` for a new matrix, for another b, and for new values."""
-    jax.config.update("jax_enable_x64", True)
+def solved(name: str, way: str, scale: float) -> report.Row:
+    """The cost of a strategy, or of `solve` for a new matrix, for another b, and for new values."""
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
     S = sp.csr_array(LARGE_SYSTEMS[name](scale))
     b = S @ np.random.default_rng(0).standard_normal(S.shape[0])
@@ -246,7 +236,7 @@ def solved(name: str, way: str, scale: float) -> None:
 
     if way.startswith("splu"):
         x, cpu = timed(lambda: spla.splu(C, **mmd if way == "splu symmetric" else {}).solve(b))
-        return print(json.dumps({"seconds": cpu, "residual": size(x)}))
+        return {"seconds": cpu, "residual": size(x)}
     A = jsf.from_scipy(S)
     facts = Facts(A, jnp.asarray(b), True)
     if way == "solve":
@@ -261,18 +251,12 @@ def solved(name: str, way: str, scale: float) -> None:
         suited = {way.name for way in ways.WAYS if way.when(facts)}
         if estimates.estimate(BY_FACTORS, facts, True).set_up < SECONDS:
             suited |= {"splu symmetric"} | (set() if facts.symmetric else {"splu"})
-        return print(json.dumps(row | {"ways": [way for way in BY_HAND if way in suited]}))
+        return row | {"ways": [way for way in BY_HAND if way in suited]}
     trial = estimates.Trial(next(one for one in ways.WAYS if one.name == way), 0.0, 0.0)
     settings = Settings(rtol=RTOL, maxiter=100_000)
     (M, cpu), b = timed(lambda: ways.made(trial, facts)), jnp.asarray(b)
     sol, more = timed(lambda: ways.run(trial, [], M, A, b, None, settings, facts))
-    print(json.dumps({"seconds": cpu + more, "set-up": cpu, "steps": int(sol.iterations), "residual": size(sol.x)}))
-
-
-def kept(rows: Iterator[report.Row], found: list[report.Row]) -> Iterator[report.Row]:
-    for row in rows:
-        found.append(row)
-        yield row
+    return {"seconds": cpu + more, "set-up": cpu, "steps": int(sol.iterations), "residual": size(sol.x)}
 
 
 def accuracy(rows: list[report.Row]) -> report.Row:
@@ -292,13 +276,13 @@ def mean(rows: list[report.Row], way: str, least: float) -> report.Row:
 
 
 def sections(args: argparse.Namespace, header: dict[str, str]) -> report.Sections:
-    scale, of_pairs, of_campaign = 0.3 if args.small else 1.0, [], []
+    scale = 0.3 if args.small else 1.0
     means = itertools.product(("solve", "new", "again"), (0.0, SHORT))  # without its memory, and with it
     return {
-        "pairs": lambda: kept(pairs(scale), of_pairs),
-        "all": lambda: [accuracy(of_pairs)],
+        "pairs": lambda: pairs(scale),
+        "all": lambda: [accuracy(report.made(args, "pairs"))],
         "sizes": lambda: by_size(scale),
         "large": lambda: large(scale),
-        "campaign": lambda: kept(campaign(scale), of_campaign),
-        "mean": lambda: [mean(of_campaign, *which) for which in means],
+        "campaign": lambda: campaign(scale),
+        "mean": lambda: [mean(report.made(args, "campaign"), *which) for which in means],
     }

@@ -15,7 +15,6 @@ columns: A·X in the format of "auto" over the suite; throughput is in columns a
 
 import argparse
 import functools
-import importlib
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -52,24 +51,16 @@ def seconds(run: Call, wait: Callable[[Any], Any], flights: int) -> tuple[float,
 
 def row(name: str, run: Call, theirs: Call | None = None, flights: int = 1) -> Row:
     def wait(_: Any) -> None:
-        _cupy().cuda.Device().synchronize()
+        cupy.cuda.Device().synchronize()
 
-    first, again = seconds(run, jax.block_until_ready, flights)
-    peer = seconds(theirs, wait, flights)[1] if theirs and _on_gpu() else math.nan
+    (cupy, _), (first, again) = report.theirs(), seconds(run, jax.block_until_ready, flights)
+    peer = seconds(theirs, wait, flights)[1] if theirs and report.platform_here() == "gpu" else math.nan
     return {"what": name, "first s": first, "again ms": again * 1e3, "CuPy ms": peer * 1e3, "ratio": again / peer}
 
 
-def _on_gpu() -> bool:
-    return report.platform_here() == "gpu"
-
-
-def _cupy() -> Any:
-    return importlib.import_module("cupy")
-
-
 def in_cupy(S: Any) -> Any:
-    """The matrix as CuPy's CSR; None where there is no GPU."""
-    return importlib.import_module("cupyx.scipy.sparse").csr_matrix(sp.csr_matrix(S)) if _on_gpu() else None
+    _, sparse = report.theirs()
+    return sparse.csr_matrix(sp.csr_matrix(S))
 
 
 def fresh(A: Any) -> Any:
@@ -85,11 +76,11 @@ def conversions(n: int, k: int) -> Iterator[Row]:
     shape = n_rows, n_rows
     yield row(f"from_scipy, 7 points {2 * n}³", lambda: jsf.from_scipy(S).values, lambda: in_cupy(S))
     yield row(f"asformat('auto'), 7 points {2 * n}³", lambda: fresh(A).asformat("auto").values)
-    coo: Any = importlib.import_module("cupyx.scipy.sparse").coo_matrix if _on_gpu() else None
-    w, i, j = map(_cupy().asarray if _on_gpu() else np.asarray, (np.ones(k), row_ids, col_ids))
+    cupy, sparse = report.theirs()
+    w, i, j = map(cupy.asarray, (np.ones(k), row_ids, col_ids))
 
     def tocsr() -> Any:
-        return coo((w, (i, j)), shape=shape).tocsr()
+        return sparse.coo_matrix((w, (i, j)), shape=shape).tocsr()
 
     yield row(f"assembly of {k:.0e} triplets", lambda: jsf.assembly(r, c, shape, "csr")(v).values, tocsr)
     yield row(f"from_coo of {k:.0e} triplets", lambda: jsf.from_coo(r, c, v, shape, "csr").values, tocsr)
@@ -136,13 +127,13 @@ def of_matrix(name: str, S: Any) -> Iterator[Row]:
     many = functools.partial(row, flights=20)
     times, turned = jax.jit(lambda A, x: A @ x), jax.jit(lambda A, x: A.T @ x)
     A, both, C, n = jsf.from_scipy(S), jsf.from_scipy(S, transpose=True), in_cupy(S), S.shape[0]
-    x, u = jnp.ones(n), _cupy().ones(n) if _on_gpu() else None
+    cupy, _ = report.theirs()
+    x, u, w = jnp.ones(n), cupy.ones(n), cupy.ones(n, complex)
     yield many(f"A @ x, {name}", lambda: times(A, x), lambda: C @ u)
     yield many(f"A.T @ x, {name}", lambda: turned(A, x), lambda: C.T @ u)
     yield many(f"A.T @ x, transpose=True, {name}", lambda: turned(both, x), lambda: C.T @ u)
     Z = (sp.csr_array(S) * (1 + 0.5j)).tocsr()
     AZ, CZ, z = jsf.from_scipy(Z), in_cupy(Z), x + 1j
-    w = _cupy().ones(n, complex) if _on_gpu() else None
     yield many(f"complex A @ x, {name}", lambda: times(AZ, z), lambda: CZ @ w)
 
 
@@ -248,17 +239,13 @@ def assembly(row: np.ndarray, col: np.ndarray, n: int) -> Sides:
 
 
 def measure(case: str, sides: Sides, repeats: int) -> list[Row]:
-    best: dict[str, Row] = {}
-    for again in range(repeats + 1):
-        for name, call in sides.items():
-            result, wall, cpu = timing.timed(call)
-            row = best.setdefault(name, {"case": case, "side": name, "wall": np.inf, "cpu": np.inf})
-            del result  # so that no call frees the result of another
-            if again:  # the first call may compile
-                row["wall"], row["cpu"] = min(wall, row["wall"]), min(cpu, row["cpu"])
-    for row in best.values():
-        row |= {"ratio": best["SciPy"]["wall"] / row["wall"], "cpu_ratio": best["SciPy"]["cpu"] / row["cpu"]}
-    return list(best.values())
+    timing.in_turn(sides, 1)  # which may compile
+    best = timing.in_turn(sides, repeats)
+    wall, cpu = best["SciPy"]
+    return [
+        {"case": case, "side": name, "wall": w, "cpu": c, "ratio": wall / w, "cpu_ratio": cpu / c}
+        for name, (w, c) in best.items()
+    ]
 
 
 def of_columns(name: str, S: Any, dtype: str, copy: float, rounds: dict[str, Any]) -> Iterator[Row]:

@@ -30,14 +30,28 @@ def least(f: Callable[[], Any], enough: float, rounds: int = 5, at_least: int = 
     return result, wall, cpu
 
 
-def cost(f: Callable[[], Any], enough: float, rounds: int = 3, at_least: int = 1) -> tuple[Any, float]:
-    """`least`, after a call to warm up: the result, and wall seconds, on a CPU seconds of CPU time.
+def by_clock(wall: float, cpu: float) -> float:
+    """Wall seconds; on a CPU seconds of CPU time, which other load lengthens less."""
+    return cpu if jax.default_backend() == "cpu" else wall
 
-    Other load lengthens CPU time less.
+
+def in_turn(sides: dict[str, Callable[[], Any]], rounds: int) -> dict[str, tuple[float, float]]:
+    """The least wall and CPU seconds of each side, as `timed`; in every round each is called once.
+
+    A result is freed before the next call, so that no side pays for another's.
     """
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
+    for _ in range(rounds):
+        for name, call in sides.items():
+            times[name].append(timed(call)[1:])
+    return {name: (min(wall for wall, _ in both), min(cpu for _, cpu in both)) for name, both in times.items()}
+
+
+def cost(f: Callable[[], Any], enough: float, rounds: int = 3, at_least: int = 1) -> tuple[Any, float]:
+    """`least`, after a call to warm up: the result, and seconds `by_clock`."""
     jax.block_until_ready(f())
-    result, wall, cpu = least(f, enough, rounds, at_least)
-    return result, cpu if jax.default_backend() == "cpu" else wall
+    result, *both = least(f, enough, rounds, at_least)
+    return result, by_clock(*both)
 
 
 def seconds_per_call(
