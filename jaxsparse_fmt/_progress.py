@@ -1,6 +1,7 @@
 """What `progress=True` shows on standard error: a bar by rich in terminals and notebooks, plain lines elsewhere."""
 
 import contextlib
+import dataclasses
 import functools
 import importlib.util
 import io
@@ -45,17 +46,11 @@ class Watcher:
         """Takes the report of the end, with the name of the status."""
 
 
+@dataclasses.dataclass(frozen=True)
 class Reports(Watcher):
     """A user's function of the iterations and the largest residual norm; equal for the same function."""
 
-    def __init__(self, function: Callable[..., object]):
-        self.function = function
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Reports) and other.function == self.function
-
-    def __hash__(self) -> int:
-        return hash(self.function)
+    function: Callable[..., object]
 
     def __call__(self, iterations: Any, norm: Any, compared: Any, target: Any) -> None:
         self.function(int(np.max(iterations)), float(np.max(norm)))
