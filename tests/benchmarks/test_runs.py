@@ -11,7 +11,7 @@ import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks import choices, peers, report, scaling, suite
+from benchmarks import choices, peers, report, scaling, suite, systems
 from benchmarks.__main__ import main
 from jaxsparse_fmt.choose import ranking
 from tests.oracle import assert_refused
@@ -63,6 +63,26 @@ def test_factors_are_timed_by_every_backend_that_is_installed(run):
     rows, _ = run("factors", "--only", "solves", "ratios", "determinants")
     assert all(row["superlu"] > 0 for row in rows[:5]) and rows[-1]["gradient"] > 0
     assert [(row["matrices"], row["median"] > 0) for row in rows[5:7]] == [(2, True), (3, True)]
+
+
+@pytest.mark.deep
+def test_estimates_and_strategies_are_compared_with_what_solve_takes_and_summed_up(run, monkeypatch):
+    monkeypatch.setattr(systems, "SYSTEMS", {name: systems.SYSTEMS[name] for name in ("poisson 2D", "circuit")})
+    monkeypatch.setattr(report, "matrix_files", list)
+    rows, _ = run("solve_costs", "--only", "pairs", "all", "campaign", "mean")
+    pairs, (all_of_them,), campaign, means = (
+        [row for row in rows if row["section"] == name] for name in ("pairs", "all", "campaign", "mean")
+    )
+    assert all_of_them["pairs"] == len(pairs) > 4 and all(row["ratio"] > 0 for row in pairs)
+    assert len(campaign) == means[0]["solves"] == 4 and not any(row["wrong"] for row in campaign)
+
+
+@pytest.mark.deep
+def test_steps_and_gradients_are_timed_beside_their_floor_and_their_solve(run):
+    rows, _ = run("solvers", "--only", "steps", "gradient")
+    assert [row["share"] > 0 for row in rows[:5]] == [True] * 5 and [row["solves"] > 0 for row in rows[5:]] == [
+        True
+    ] * 2
 
 
 @pytest.mark.parametrize(("is_weak", "efficiency"), [(True, 1.0), (False, 0.5)], ids=["weak", "strong"])
