@@ -28,12 +28,8 @@ FORMATS = (
 )
 SYMMETRIC, GENERAL = ("cg", "fcg", "minres"), ("gmres", "bicgstab", "idrs", "lsmr")
 CHOOSING = ("auto", "direct")  # methods that `solvers.solve` sets up
-CHOICES = {
-    "format": ("auto", "tune", *FORMATS),
-    "dtype": DTYPES,
-    "backend": BACKENDS,
-    "method": (*CHOOSING, *SYMMETRIC, *GENERAL),
-}
+METHODS = (*CHOOSING, *SYMMETRIC, *GENERAL)
+CHOICES = {"format": ("auto", "tune", *FORMATS), "dtype": DTYPES, "backend": BACKENDS, "method": METHODS}
 PRECONDITIONERS = ("jacobi", "incomplete_cholesky", "incomplete_lu", "ilu", "multigrid")
 CODES = """\
 exit codes:
@@ -169,7 +165,7 @@ SOLVE = [
     _argument("--plot", f"draw a picture, {_PICTURE}", "FILE"),
     _argument("--format", _FORMAT_HELP, "NAME", choices=CHOICES["format"], default="auto"),
     DTYPE,
-    _argument("--method", _METHOD_HELP, "NAME", choices=CHOICES["method"], default="auto"),
+    _argument("--method", _METHOD_HELP, "NAME", choices=METHODS, default="auto"),
     _argument(
         "--precond",
         "%(choices)s; default auto with --method auto, else none",
