@@ -11,10 +11,10 @@ import numpy as np
 import scipy
 from jax.core import Tracer
 
-from jaxsparse_fmt._arguments import as_floating, number, whole_number
+from jaxsparse_fmt._arguments import as_floating, is_number, number, real_number, whole_number
 from jaxsparse_fmt._dtypes import check_keeps_imaginary, requested_dtype
 from jaxsparse_fmt.algebra import by_scipy, indexing, on_device, patterns, plans
-from jaxsparse_fmt.algebra.assembly import assembly
+from jaxsparse_fmt.algebra.assembly import assembly, checked_shape
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.core.scipy_names import OPERATORS
 from jaxsparse_fmt.formats import building
@@ -35,7 +35,7 @@ def _shifted(A: Any, s: Any) -> SparseMatrix:
     n = A.shape[0]
     if n != A.shape[1]:
         raise ValueError(f"shift needs a square matrix, got shape {A.shape}")
-    s = number(s)
+    s = number(s) if is_number(s) else as_floating(s, "s", A.dtype)
     s = jnp.asarray(s, jnp.result_type(A.dtype, s))
     if s.ndim != 0 and s.shape != (n,):
         raise ValueError(f"shift(s) takes a number or an array of shape ({n},), got shape {s.shape}")
@@ -78,7 +78,7 @@ def eye(m: int, n: int | None = None, *, dtype: Any = None, format: str = "csr")
     """The identity matrix [m, n], with ones on the diagonal.
 
     Raises:
-      ValueError: a size below 0.
+      ValueError: a size below 0. TypeError: a dtype of whole numbers.
 
     Examples:
       >>> js.eye(2).todense().tolist()
@@ -87,7 +87,7 @@ def eye(m: int, n: int | None = None, *, dtype: Any = None, format: str = "csr")
     m = whole_number("m", m)
     n = m if n is None else whole_number("n", n)
     building.check_result(min(m, n), (m, n))
-    dtype = jax.dtypes.canonicalize_dtype(dtype or float)
+    dtype = requested_dtype(jax.dtypes.canonicalize_dtype(dtype or float))
     return patterns.matrix(scipy.sparse.csr_array(scipy.sparse.eye_array(m, n)), format, "auto", dtype=dtype)
 
 
@@ -118,6 +118,7 @@ def diags(
         if given[0].ndim == 0:
             raise ValueError("diags of a single number needs shape=(rows, columns)")
         shape = (given[0].size + abs(offsets[0]),) * 2
+    shape = checked_shape(shape)
     rows, cols, values = [], [], []
     for k, d in zip(offsets, given, strict=True):
         row, col = max(-k, 0), max(k, 0)  # of its first entry
@@ -316,7 +317,7 @@ def prune(A: Any, tol: float = 0.0) -> SparseMatrix:
       True
     """
     patterns.check("prune", A)
-    data = A.data
+    data, tol = A.data, real_number("tol", tol)
     if isinstance(data, Tracer):
         raise ValueError("prune drops entries by their values, which are traced here; call it outside jit")
 

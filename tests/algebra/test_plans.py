@@ -200,6 +200,10 @@ REFUSED = {
         "operand 0 of the plan",
     ),
     "diagonals that do not fit": (lambda: jsf.diags([np.ones(12)], [1], shape=(12, 12)), ValueError, "has 11 numbers"),
+    "a shape of one number": (lambda: jsf.diags(np.ones(3), shape=3), ValueError, "two numbers from 0 up.*got 3"),
+    "an identity of whole numbers": (lambda: jsf.eye(2, dtype="int32"), TypeError, "int32 cannot hold matrix values"),
+    "a shift by nothing": (lambda: jsf.eye(3).shift(None), TypeError, "s must be an array of numbers; got NoneType"),
+    "a tolerance of two numbers": (lambda: jsf.prune(A, [1, 2]), TypeError, "tol must be one real number"),
     "a row out of range": (lambda: jsf.assembly([4], [0], (4, 4)), ValueError, "row index 4"),
     "a column beyond 32 bits": (lambda: jsf.assembly([0, 1], [0, 2**40], (2, 3)), ValueError, f"col index {2**40}"),
     "a fractional index": (lambda: jsf.assembly([0.5], [0], (4, 4)), TypeError, "integers"),
@@ -225,6 +229,12 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_refusals_name_the_cure(case):
     assert_refused(*REFUSED[case])
+
+
+def test_is_a_shift_by_a_list_that_by_its_array():
+    L = jsf.eye(3, dtype="float32")
+    np.testing.assert_array_equal(L.shift([1, 2, 3]).todense(), np.diag([2, 3, 4]))
+    assert [L.shift(s).dtype.name for s in (2.5, 2, [1, 2, 3], 1j)] == [*["float32"] * 3, "complex64"]
 
 
 @pytest.mark.parametrize("dtype", ["float64", "complex128"])
