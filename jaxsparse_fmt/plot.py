@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import scipy.sparse
 
+from jaxsparse_fmt._arguments import is_sparse
 from jaxsparse_fmt._html import density
 
 if TYPE_CHECKING:
@@ -184,6 +185,8 @@ def _axes(ax: Axes | None) -> Axes:
 
 
 def _canonical(A: Any) -> scipy.sparse.csr_array:
+    if not is_sparse(A):
+        raise TypeError(f"a picture needs a matrix of this library or of SciPy, got {type(A).__name__}")
     S = scipy.sparse.csr_array(A if scipy.sparse.issparse(A) else A.to_scipy(), copy=True)
     S.sum_duplicates()
     return S

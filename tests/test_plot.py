@@ -56,6 +56,7 @@ def test_convergence_draws_the_history_of_a_solve_relative_to_its_start():
     silent = {"cg": cg(A, np.ones(64))}
     words = "'cg' has no history: call the solver with history=True"
     assert_refused(lambda: plot.convergence(silent, empty_axes()), ValueError, words)
+    assert_refused(lambda: plot.spy(np.eye(3)), TypeError, "a picture needs a matrix.*got ndarray")
 
 
 @pytest.mark.parametrize("draw", [plot.spy, plot.row_lengths])

@@ -15,7 +15,7 @@ from jax.core import Tracer
 from jax.ops import segment_max, segment_min, segment_sum
 
 from jaxsparse_fmt._arguments import real_number
-from jaxsparse_fmt._dtypes import x64_enabled
+from jaxsparse_fmt._dtypes import scipy_dtype, x64_enabled
 from jaxsparse_fmt._types import Array
 from jaxsparse_fmt.kernels.layout.address import row_pointers, when_run
 
@@ -83,7 +83,7 @@ class Reductions:
                 "jax.config.update('jax_enable_x64', True) first, or take argmax of each axis"
             )
         place = jnp.argmax(self.max(1))
-        return place * cols + self.argmax(1)[place]
+        return place * cols + self.argmax(1)[place].astype(place.dtype)
 
     def argmin(self, axis: Any = None) -> Array:
         """The first place of the least number; as `argmax`."""
@@ -103,7 +103,7 @@ class Reductions:
         """`sum(axis)`, divided by the number of places that each sum is over."""
         axis = axis_of(axis)
         places = float(math.prod(self.shape) if axis is None else self.shape[axis])
-        wide = jnp.promote_types(self.dtype, jnp.float32)  # 16 bits may not hold the sum
+        wide = scipy_dtype(self.dtype)  # 16 bits may not hold the sum
         return (self._each(lambda values: values.astype(wide)).sum(axis) / places).astype(self.dtype)
 
     def count_nonzero(self, axis: Any = None) -> Array:

@@ -175,6 +175,14 @@ def test_may_an_axis_be_a_number_of_numpy(axis):
         np.testing.assert_array_equal(getattr(A_, name)(axis), getattr(A_, name)(1), err_msg=name)
 
 
+def test_do_reductions_need_no_promotion_that_the_user_forbids():
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        for A in (A_, A_.astype(jnp.bfloat16)):
+            for name in NAMES:
+                for axis in (None, 0, 1):
+                    assert getattr(A, name)(axis).shape == {None: (), 0: (4,), 1: (7,)}[axis], name
+
+
 def test_is_a_mean_finite_whose_sum_16_bits_do_not_hold():
     A = jsf.from_dense(np.full((2, 3), 60000, np.float16), "csr")
     for axis in (None, 0, 1):
