@@ -53,26 +53,32 @@ def crossing(S: Csr, rows: Any, columns: Any) -> Csr:
     if isinstance(rows, slice) and rows.step in (None, 1):
         begin, end, _ = rows.indices(S.shape[0])
         S, rows = _rows(S, begin, max(begin, end)), None
-    elif isinstance(rows, slice):
-        rows = np.arange(*rows.indices(S.shape[0]))  # contiguous, as kernels read it
-    taken = None if isinstance(columns, slice) and columns == slice(None) else np.arange(n_cols)[columns]
+    rows = None if rows is None else _listed(rows, S.shape[0])
+    taken = None if isinstance(columns, slice) and columns == slice(None) else _listed(columns, n_cols)
     if rows is None and taken is None:
         return S
     lengths = np.diff(S.indptr) if rows is None else S.indptr[1:][rows] - S.indptr[:-1][rows]
     building.check_result(int(lengths.sum(dtype=np.int64)))
-    if csr_operations.serves(S) and (taken is None or np.all(taken[1:] > taken[:-1])):
+    rises = taken is None or np.all(taken[1:] > taken[:-1])
+    if rises and csr_operations.serves(S):
         number = np.zeros(0, np.int32)
         if taken is not None:
             number = np.full(n_cols, -1, np.int32)
             number[taken] = np.arange(taken.size)
-        rows = np.arange(S.shape[0]) if rows is None else np.asarray(rows, np.int64)
+        rows = np.arange(S.shape[0]) if rows is None else rows
         return csr_operations.crossed(S, rows, lengths, number, n_cols if taken is None else taken.size)
     S = S if rows is None else S[rows]
     if taken is None:
         return sorted_rows(S)
-    times = np.bincount(taken, minlength=n_cols)
-    building.check_result(int(np.sum(times[S.indices], dtype=np.int64)))
-    return sorted_rows(S[:, columns])
+    if not rises:
+        times = np.bincount(taken, minlength=n_cols)
+        building.check_result(int(np.sum(times[S.indices], dtype=np.int64)))
+    return sorted_rows(S[:, taken])
+
+
+def _listed(places: Any, n: int) -> np.ndarray:
+    """The numbers, of n, in a slice or an array, contiguous as kernels read them."""
+    return np.arange(*places.indices(n)) if isinstance(places, slice) else np.ascontiguousarray(places, np.int64)
 
 
 def product(S: Csr, R: Csr) -> Csr:
