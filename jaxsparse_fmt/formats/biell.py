@@ -32,7 +32,7 @@ class BIELL(Padded):
 
     name = "biell"
     _window = WARP
-    _rule_of_rows = staticmethod(lambda n_rows: Bisected(n_rows))
+    _rule_of_rows = Bisected
 
     @staticmethod
     def _places(rows: building.Rows, address: Bisected) -> np.ndarray:

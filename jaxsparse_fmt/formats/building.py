@@ -30,7 +30,6 @@ from jaxsparse_fmt.kernels.layout.address import Address, Arrays, expand_ptr, ta
 MAX_PADDING, SMALL_CHANGE = 10, 64 * 2**20
 Format = TypeVar("Format", bound=SparseMatrix)
 FEW = 2**20  # entries with which the host is done before a device has compiled an operation's programs for their sizes
-SOME = 32  # rows of which the length of the longest comes to the host, for the longest of more rows
 HELD = 6  # times the bytes of a matrix in CSR that a conversion on a device may hold
 MAX_LANES = 2**31 - 2**16  # threads of a kernel, numbered in int32; the last block may reach beyond the last thread
 
@@ -48,7 +47,7 @@ class Rows:
 
     @property
     def longest(self) -> int:
-        return int(longest_by_slice(self.lengths, SOME).max(initial=0))
+        return int(self.lengths.max(initial=0))
 
 
 pytree(Rows)

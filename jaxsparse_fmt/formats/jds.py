@@ -30,7 +30,7 @@ class JDS(Padded):
 
     name = "jds"
     _window = None
-    _rule_of_rows = staticmethod(lambda n_rows: Jagged(n_rows))
+    _rule_of_rows = Jagged
 
     @staticmethod
     def _places(rows: building.Rows, address: Jagged) -> np.ndarray:

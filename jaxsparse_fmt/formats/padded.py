@@ -27,12 +27,6 @@ class Padded(ByRule):
         del layout
         return rows.longest * address.lanes
 
-    @staticmethod
-    def _lengths(rows: building.Rows, address: Address) -> Any:
-        """The array `row_lengths`, of a format that has one."""
-        del address
-        return rows.lengths
-
     @classmethod
     def from_csr(cls, csr: Csr, target: Target, **layout: Any) -> Self:
         """Builds the storage; `layout` has some of the options."""
@@ -43,7 +37,8 @@ class Padded(ByRule):
         rows, address = building.rows_of(csr, cls._window), cls._rule_of_rows(n_rows, **layout)
         places = cls._places(rows, address, **layout)
         building.check_memory(cls.name, int(np.sum(places)), csr, target)
-        arrays = {"row_lengths": cls._lengths(rows, address), "perm": rows.perm}
+        falling = getattr(address, "falling", None)  # of so many rows that are sorted the first is the longest
+        arrays = {"row_lengths": rows.lengths[::falling], "perm": rows.perm}
         arrays = {name: a for name, a in arrays.items() if name in array_fields(cls)}
         return building.made(cls, csr, target, **arrays | cls._filled(csr, target, rows, address, places) | layout)
 

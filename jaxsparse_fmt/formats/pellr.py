@@ -14,7 +14,6 @@ Bytes: K·pitch·(value + 4) + 8·n_rows, or 4·n_rows + 4·⌈n_rows / 32⌉ in
 
 from typing import Any
 
-from jaxsparse_fmt.formats import building
 from jaxsparse_fmt.formats.base import Array, ZeroPadded, option, storage_format
 from jaxsparse_fmt.formats.padded import Padded, pitch_of
 from jaxsparse_fmt.kernels.layout.address import WARP, Slices
@@ -39,7 +38,3 @@ class PELLR(Padded):
     _rule_of_rows = staticmethod(
         lambda n_rows, lengths_per: Slices(n_rows, pitch_of(n_rows), falling=LENGTHS[lengths_per])
     )
-
-    @staticmethod
-    def _lengths(rows: building.Rows, address: Slices) -> Any:
-        return rows.lengths[:: address.falling]  # sorted: a warp's first row is its longest
