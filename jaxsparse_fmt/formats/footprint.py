@@ -81,13 +81,26 @@ class PatternCounts:
 
     @functools.cached_property
     def misses(self) -> float:
-        """Misses of the L1 cache for an entry's x, 0 to 1 (`statistics.misses`)."""
+        """Misses of the L1 cache for an entry's x, 0 to 1: the sectors of x that blocks of rows read, by entries."""
         some = self.sample(min(L1_ROWS, max(self.csr.shape[0], 1)))
-        return statistics.misses(some, L1_ROWS, self.a_sector)
+        return some.blocks(L1_ROWS, self.a_sector) / max(some.number.size, 1)
 
     def miss_factor(self, hot: int) -> float:
-        """The fraction of `misses` that is left with `hot` columns first (`statistics.miss_factor`)."""
-        return statistics.miss_factor(self.sample(L1_ROWS), L1_ROWS, self.a_sector, hot)
+        """The fraction of `misses` that is left if the `hot` most used columns are neighbours and stay in the cache.
+
+        Every other block of the sample decides which columns are hot, and the remaining blocks count their misses: a
+        column that only one block uses often is not hot. If all columns are used equally, a cache of `hot` entries of x
+        holds hot / n_cols of them in any order, so that this fraction is no gain.
+        """
+        some, n_cols = self.sample(L1_ROWS), self.csr.shape[1]
+        decides = some.number // L1_ROWS % 2 == 0
+        if decides.all():
+            return 1.0
+        column, used = np.unique(some.col[decides], return_counts=True)
+        is_hot = np.zeros(n_cols, bool)
+        is_hot[column[np.argsort(-used, stable=True)[:hot]]] = True
+        missed = functools.partial(some.blocks, L1_ROWS, self.a_sector)
+        return min(missed(~decides & ~is_hot[some.col]) / missed(~decides) + hot / n_cols, 1.0)
 
     @property
     def slice_size(self) -> int:

@@ -153,29 +153,6 @@ def are_within(some: Sample, block: int, windows: int, span: int) -> bool:
     return bool(np.all(begin == end))
 
 
-def misses(some: Sample, block: int, a_sector: int) -> float:
-    """Distinct sectors, of `a_sector` entries of x, that blocks of `block` rows read, divided by their entries."""
-    return some.blocks(block, a_sector) / max(some.number.size, 1)
-
-
-def miss_factor(some: Sample, block: int, a_sector: int, hot: int) -> float:
-    """The fraction of `misses` that is left if the `hot` most used columns are neighbours and stay in the cache.
-
-    Every other block of the sample decides which columns are hot, and the remaining blocks count their misses: a column
-    that only one block uses often is not hot. If all columns are used equally, a cache of `hot` entries of x holds
-    hot / n_cols of them in any order, so that this fraction is no gain.
-    """
-    decides = some.number // block % 2 == 0
-    if decides.all():
-        return 1.0
-    column, used = np.unique(some.col[decides], return_counts=True)
-    hottest = column[np.argsort(-used, stable=True)[:hot]]
-    is_hot = np.zeros(some.shape[1], bool)
-    is_hot[hottest] = True
-    left = some.blocks(block, a_sector, ~decides & ~is_hot[some.col]) / some.blocks(block, a_sector, ~decides)
-    return min(left + hot / some.shape[1], 1.0)
-
-
 def diagonals(csr: Csr, some: Sample, longest: int, most: int) -> Counted | None:
     """The places of DIA, exactly; None if it has more than `most` diagonals.
 

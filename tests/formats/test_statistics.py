@@ -33,7 +33,7 @@ def test_misses_are_the_sectors_of_each_block_and_few_windows_hold_its_columns(c
     blocks = [S.indices[S.indptr[k] : S.indptr[min(k + block, n_rows)]] for k in range(0, n_rows, block)]
     sectors = sum(np.unique(columns // 4).size for columns in blocks)
     some = statistics.sample(S, min(block, max(n_rows, 1)))
-    assert statistics.misses(some, block, 4) == pytest.approx(sectors / max(S.nnz, 1))
+    assert some.blocks(block, 4) == sectors
     most = max([windows_of(columns, 5) for columns in blocks], default=0)
     for n in (1, 2, 3):
         assert statistics.are_within(some, block, n, 5) == (most <= n)
