@@ -24,7 +24,7 @@ from jaxsparse_fmt.core import conversions
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.formats import memory
 from jaxsparse_fmt.kernels.cpu.over_rows import in_pieces, in_some_piece
-from jaxsparse_fmt.kernels.layout.address import Address, Arrays, expand_ptr, take
+from jaxsparse_fmt.kernels.layout.address import Address, Arrays, expand_ptr, namespace, take
 
 # Padding beyond this multiple of CSR's bytes is refused, unless the storage is small.
 MAX_PADDING, SMALL_CHANGE = 10, 64 * 2**20
@@ -51,11 +51,6 @@ class Rows:
 
 
 pytree(Rows)
-
-
-def namespace(a: Any) -> Any:
-    """The module in which a conversion of this array runs: NumPy, or jax.numpy for an array on a device."""
-    return np if isinstance(a, np.ndarray) else jnp
 
 
 def on_either(*static: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -28,7 +28,5 @@ LANES = 8  # systems that a kernel factors side by side: 64 bytes of float64, a 
 FLOATS = tuple(map(np.dtype, ("float32", "float64", "complex64", "complex128")))
 POINTERS = tuple(map(np.dtype, ("int32", "int64")))
 # Programs on disk contain these numbers, so a kernel has the same number in every process.
-NUMBERS: dict[tuple[Any, ...], int] = {
-    key: i for i, key in enumerate(itertools.product(KINDS, FLOATS, FLOATS, POINTERS))
-}
-KEYS = tuple(NUMBERS)
+KEYS: tuple[tuple[Any, ...], ...] = tuple(itertools.product(KINDS, FLOATS, FLOATS, POINTERS))
+NUMBERS = {key: i for i, key in enumerate(KEYS)}

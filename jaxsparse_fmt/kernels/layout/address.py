@@ -286,6 +286,11 @@ class Starts(Slices):
 Address: TypeAlias = Slices | Subwarp | Bisected | Jagged | Starts
 
 
+def namespace(a: Any) -> Any:
+    """The module that computes with this array: NumPy, or jax.numpy for an array on a device or traced."""
+    return np if isinstance(a, np.ndarray) else jnp
+
+
 def expand_ptr(xp: Any, ptr: Any, total: int) -> Any:
     """i for each place from ptr[i] to ptr[i + 1]: int32 [total]; for CSR's row_ptr, the row of each entry.
 

@@ -24,7 +24,7 @@ import numpy as np
 from jax import lax
 
 from jaxsparse_fmt._dtypes import index_dtype
-from jaxsparse_fmt.kernels.layout.address import Address, Arrays, Jagged, Walk, take
+from jaxsparse_fmt.kernels.layout.address import Address, Arrays, Jagged, Walk, namespace, take
 
 PADDING = 0xFFFF  # the delta of a padded place
 
@@ -63,9 +63,8 @@ class Delta:
         return [(b + u, u != PADDING) for b, u in zip(bases, deltas, strict=True)]
 
     def of_chunks(self, arrays: Arrays, lanes: int, chunk: Any, owner: Any, shape: tuple[int, int]) -> Any:
-        xp = np if isinstance(chunk, np.ndarray) else jnp
         u = take(arrays["delta"].reshape(-1, lanes), chunk).astype(np.int32)
-        return xp.where(u == PADDING, shape[1], take(arrays["col_base"], chunk)[:, None] + u)
+        return namespace(chunk).where(u == PADDING, shape[1], take(arrays["col_base"], chunk)[:, None] + u)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +88,7 @@ class Diagonal:
         return columns
 
     def of_chunks(self, arrays: Arrays, lanes: int, chunk: Any, owner: Any, shape: tuple[int, int]) -> Any:
-        xp = np if isinstance(chunk, np.ndarray) else jnp
+        xp = namespace(chunk)
         row = owner[:, None] * lanes + xp.arange(lanes, dtype=np.int32)
         if "perm" in arrays:
             row = take(arrays["perm"], xp.minimum(row, shape[0] - 1))
@@ -133,7 +132,7 @@ class Blocked:
     def of_chunks(self, arrays: Arrays, lanes: int, chunk: Any, owner: Any, shape: tuple[int, int]) -> Any:
         blocks = take(arrays["block_col"].reshape(-1, lanes // self.rows), chunk // self.columns)
         c = blocks * self.columns + (chunk % self.columns)[:, None]
-        xp = np if isinstance(chunk, np.ndarray) else jnp
+        xp = namespace(chunk)
         return xp.minimum(xp.repeat(c, self.rows, axis=1), shape[1])
 
 
@@ -209,8 +208,7 @@ def _bits(present):
 
 def unpack_pattern(pattern: Any, n_stored: int) -> Any:
     """[n_stored] bool."""
-    xp = np if isinstance(pattern, np.ndarray) else jnp
-    return xp.unpackbits(pattern, count=n_stored, bitorder="little").astype(bool)
+    return namespace(pattern).unpackbits(pattern, count=n_stored, bitorder="little").astype(bool)
 
 
 def alive(d: Any, column: Any, pattern: Any, address: Any, live: Any, value: Any) -> Any:
