@@ -72,7 +72,7 @@ OF_MATRICES = _each(
         "adjoint getH": "A.H",
         "getrow": "A[i]",
         "getcol": "A[:, j]",
-        "tobsr todia tolil todok": 'A.asformat("bsr"), or another of jaxsparse.FORMATS',
+        "convert tobsr todia tolil todok": 'A.asformat("csr"), or another of jaxsparse.FORMATS',
         "toscipy to_csr to_numpy numpy": "A.to_scipy(), or A.todense()",
         "to_dense": "A.todense()",
         "to_bcoo": "jaxsparse.to_bcoo(A)",

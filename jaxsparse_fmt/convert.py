@@ -249,6 +249,10 @@ def from_arrays(
 def from_dense(a: Any, format: str = "auto", dtype: Any = None, **options: Any) -> SparseMatrix:
     """A matrix from the non-zeros of a dense two-dimensional array.
 
+    Args:
+      a: [m, n], of numbers that are not traced.
+      format, dtype, **options: as in `from_scipy`.
+
     Raises:
       ValueError: not two-dimensional. TypeError: not numeric, or sparse; the message names the function that takes it.
         And as in `from_scipy`.
@@ -298,7 +302,11 @@ def random(
 
 
 def read_mtx(path: Any, format: str = "auto", dtype: Any = None, **options: Any) -> SparseMatrix:
-    """A matrix from a Matrix Market file, plain, gzip or bzip2: a path, or a binary file open for reading.
+    """A matrix from a Matrix Market file, plain, gzip or bzip2.
+
+    Args:
+      path: of the file, or a binary file open for reading.
+      format, dtype, **options: as in `from_scipy`.
 
     Raises:
       ValueError: the file is malformed; the message names file and line. FileNotFoundError. And as in `from_scipy`.

@@ -211,7 +211,7 @@ def _shifted_places(xp: Any, blocks: Any, corners: Any) -> Any:
 
 
 def hstack(matrices: Sequence[Any], *, format: str | None = None) -> SparseMatrix:
-    """Matrices side by side, as `block([matrices])`.
+    """Matrices side by side, as `block([matrices])`, whose arguments and errors it has.
 
     Examples:
       >>> js.hstack([A, A]).shape
@@ -221,7 +221,7 @@ def hstack(matrices: Sequence[Any], *, format: str | None = None) -> SparseMatri
 
 
 def vstack(matrices: Sequence[Any], *, format: str | None = None) -> SparseMatrix:
-    """Matrices one below the other, as `block` of one column.
+    """Matrices one below the other, as `block` of one column, whose arguments and errors it has.
 
     Examples:
       >>> js.vstack([A, A]).shape
@@ -273,6 +273,13 @@ def kronsum(A: Any, B: Any, *, format: str | None = None) -> SparseMatrix:
 def tril(A: Any, k: int = 0) -> SparseMatrix:
     """The entries of A on and below diagonal k.
 
+    Args:
+      A: [m, n], a matrix of this library on one device, or its transpose.
+      k: 0 is the main diagonal; positive above it, negative below.
+
+    Raises:
+      TypeError: another A, or a k that is no whole number.
+
     Examples:
       >>> js.tril(A).nnz, js.tril(A, -1).nnz
       (40, 24)
@@ -281,7 +288,7 @@ def tril(A: Any, k: int = 0) -> SparseMatrix:
 
 
 def triu(A: Any, k: int = 0) -> SparseMatrix:
-    """The entries of A on and above diagonal k.
+    """The entries of A on and above diagonal k; arguments and errors are those of `tril`.
 
     Examples:
       >>> js.triu(A).nnz, js.triu(A, 1).nnz

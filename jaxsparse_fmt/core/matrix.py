@@ -353,6 +353,7 @@ def check_format(name: str, layout: dict[str, Any]) -> None:
         if option not in options:
             raise TypeError(
                 f"there is no keyword or layout option {option!r}; formats have {', '.join(sorted(options))}"
+                + "; jax.default_device(...) tells where a matrix is made" * (option == "device")
             )
     if name in CHOOSERS and layout:
         raise ValueError(f"format={name!r} chooses the layout itself; name a format to set {', '.join(layout)}")
