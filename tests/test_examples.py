@@ -1,5 +1,7 @@
 """The programs in examples/ and the code in the documents run as they stand."""
 
+import ast
+import builtins
 import importlib.util
 import json
 import pathlib
@@ -80,6 +82,19 @@ def test_the_code_of_every_document_runs_from_top_to_bottom_and_prints_what_stan
             if not alike(told, shown):
                 wrong.append(f"{path}:\n{code}prints\n{told}and not\n{shown}")
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("page", ["tasks.md", "time-and-newton.md"])
+def test_a_section_of_recipes_needs_nothing_but_the_first_lines_of_its_page(page):
+    first, *sections = (ROOT / "docs" / page).read_text("utf-8").split("\n## ")
+    for section in sections:
+        nodes = [*ast.walk(ast.parse("".join(code for code, _ in SNIPPET.findall(f"{first}\n## {section}"))))]
+        names = [node for node in nodes if isinstance(node, ast.Name)]
+        made = {node.id for node in names if isinstance(node.ctx, ast.Store)} | {*vars(builtins)}
+        made |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+        made |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+        made |= {(node.asname or node.name).partition(".")[0] for node in nodes if isinstance(node, ast.alias)}
+        assert {node.id for node in names} - made == set(), section.partition("\n")[0]
 
 
 def test_the_code_of_a_document_fits_the_column_of_a_page():
