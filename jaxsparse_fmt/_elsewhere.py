@@ -1,4 +1,4 @@
-"""What names of other libraries are called here, for the errors of modules, matrices and results."""
+"""What names of other libraries are called here, for the errors of modules, matrices and solutions."""
 
 from collections.abc import Callable, Iterable
 from types import ModuleType
@@ -85,7 +85,7 @@ OF_MATRICES = _each(
         "block_until_ready": "jax.block_until_ready(A)",
     }
 )
-OF_RESULTS = _each(
+OF_SOLUTIONS = _each(
     {
         "converged": "sol.success",
         "info": "sol.status, or x, info = sol",

@@ -117,9 +117,6 @@ class Outcome:
     _norm: ClassVar[str] = "residual_norm"  # the field whose largest number an error reports
     __iter__: Any = None  # of results that unpack as SciPy's
 
-    if not TYPE_CHECKING:
-        __getattr__ = _elsewhere.missing(_elsewhere.OF_RESULTS)
-
     def __getitem__(self, index: Any) -> Any:
         """A part of what this result unpacks into, as of SciPy's tuple: `cg(A, b)[0]` is x."""
         return tuple(self)[index]
@@ -246,6 +243,9 @@ class Solution(Outcome):
     residual_norm: Array
     norms: Array | None
     _told: Told = dataclasses.field(default=Told(), kw_only=True, metadata={"static": True})
+
+    if not TYPE_CHECKING:
+        __getattr__ = _elsewhere.missing(_elsewhere.OF_SOLUTIONS)
 
     def _unflattened(self) -> None:
         if isinstance(self.code, Tracer):

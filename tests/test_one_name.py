@@ -86,7 +86,7 @@ def test_are_names_of_other_libraries_answered_with_calls_that_exist():
     with pytest.raises(AttributeError, match="did you mean 'cg'"):
         jaxsparse.CG  # noqa: B018
     A = jaxsparse.eye(3)
-    for thing, calls in ((A, _elsewhere.OF_MATRICES), (jaxsparse.cg(A, [1.0, 2.0, 3.0]), _elsewhere.OF_RESULTS)):
+    for thing, calls in ((A, _elsewhere.OF_MATRICES), (jaxsparse.cg(A, [1.0, 2.0, 3.0]), _elsewhere.OF_SOLUTIONS)):
         for name, call in calls.items():
             with pytest.raises(AttributeError, match=re.escape(f"has no attribute {name!r}; use {call}")):
                 getattr(thing, name)
