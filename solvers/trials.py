@@ -245,13 +245,14 @@ class Search:
         return shortened(sol, self.b, self.facts.host, space, *limits, self.is_singular)
 
     def failed(self) -> Solution:
-        """The best solution, if none solves the system. Errors of the last trial if there is none, not even of 0."""
+        """The best solution, if none solves the system. The error of the last trial if there is none."""
         best = self.best
         if best is None:
-            if not self.is_singular:
+            status = Status.SINGULAR if self.is_singular else getattr(self.refusal, "status", None)
+            if status is None:
                 raise self.refusal
             without_M = dataclasses.replace(self.settings, M=None)
-            best = _telling(by_method(unsolved(Status.SINGULAR), self.A, self.b, None, without_M), "direct")
+            best = _telling(by_method(unsolved(status), self.A, self.b, None, without_M), "direct")
         is_failure = jnp.logical_not(best.success) & (best.code != Status.LEAST_SQUARES)
         code = jnp.where(is_failure & self.is_singular, jnp.int32(Status.SINGULAR), best.code)
         words = in_words(self.facts.host, None, True) if self.is_singular else ()

@@ -302,6 +302,16 @@ def test_derivatives_are_those_of_a_dense_solve(name, transformed):
     assert_derivatives_agree(ours, dense, A.data, rtol=1e-6, jit=transformed)
 
 
+@pytest.mark.parametrize("options", [{}, {"method": "direct"}], ids=["auto", "direct"])
+def test_does_a_nan_in_a_matrix_that_jit_closes_over_have_a_status(options):
+    A = jsf.from_scipy(tridiagonal(9))
+    wrong = A.with_data(A.data.at[3].set(np.nan))
+    sol = jax.jit(lambda b: solve(wrong, b, **options))(np.ones(9))
+    assert sol.status is Status.NON_FINITE and np.all(np.asarray(sol.x) == 0)
+    assert solve(wrong, np.ones((9, 0)), **options).x.shape == (9, 0)  # nor does a b without columns ask for factors
+    assert np.all(np.isnan(jax.grad(lambda b: solve(wrong, b, **options).x.sum())(np.ones(9))))
+
+
 def test_inside_jit_one_method_is_chosen_when_the_function_is_traced():
     A, b = jsf.from_scipy(tridiagonal(low=-0.3)), np.ones(N)
     closed = jax.jit(lambda b: solve(A, b))(b)
