@@ -202,7 +202,7 @@ class Success:
 def recalled(A: Any, of_values: bool = False) -> Success | None:
     """What solved a system with this pattern, or with these very values."""
     leaves, tree = jax.tree.flatten(A)
-    found = _successes.find(_key(tree), _of_pattern(A, leaves))
+    found = _successes.find(_key(A, tree), _of_pattern(A, leaves))
     return None if of_values and found is not None and not found.has(leaves[0]) else found
 
 
@@ -211,9 +211,9 @@ def _of_pattern(A: Any, leaves: list[Any]) -> list[Any]:
     return index_arrays(A) if isinstance(A, ScipyNames) else leaves
 
 
-def _key(tree: Any) -> Any:
-    """Of a pattern in JAX's mode of 32 or 64 bits, which decides the dtypes of x and M."""
-    return tree, jax.dtypes.canonicalize_dtype(float)
+def _key(A: Any, tree: Any) -> Any:
+    """Of a pattern, with what decides the dtypes of x and M: that of A's values, and JAX's mode of 32 or 64 bits."""
+    return tree, getattr(A, "dtype", None), jax.dtypes.canonicalize_dtype(float)
 
 
 class Memory:
@@ -268,7 +268,7 @@ class Memory:
             limits = self.settings.limits(STEPS)
         values = weakref.ref(self.leaves[0])
         kept = Success(order, M, values, asked, limits, dtype)
-        _successes.keep(_key(self.tree), _of_pattern(self.A, self.leaves), kept)
+        _successes.keep(_key(self.A, self.tree), _of_pattern(self.A, self.leaves), kept)
         return size
 
 

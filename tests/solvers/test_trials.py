@@ -162,6 +162,15 @@ def test_is_a_deleted_matrix_solved_by_what_is_remembered_of_it(name):
             again(A, b)
 
 
+def test_is_what_was_remembered_of_real_values_taken_for_complex_ones_of_the_pattern():
+    A, b = jsf.from_scipy(jsf.gallery.poisson(20)), np.ones(8000)
+    assert solve(A, b).method == "cg with jacobi"
+    turned = A.with_data((1 + 0.1j) * A.data)
+    for _ in range(2):
+        sol = solve(turned, b)
+        assert sol.success and residual(turned.to_scipy(), b, sol.x) <= 1e-5, sol.tried
+
+
 @pytest.mark.parametrize("b_dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("first", [True, False], ids=["64 bits first", "32 bits first"])
 def test_is_what_was_remembered_in_one_precision_taken_in_the_other(first, b_dtype):
