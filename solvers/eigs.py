@@ -110,8 +110,6 @@ def eigs(
     is_pencil = M is not None or sigma is not None
     A, M = pencils.pair(A, M, sigma, Minv)
     in_basis, basis, k, v0 = eigenproblem(A, k, v0, "v0", (), hermitian=False)
-    if is_pencil:
-        in_basis, basis = operators.operator(A, v0.shape[0], "A"), IDENTITY
     n = v0.shape[0]
     M, Minv = (None if a is None else operators.operator(a, n, "M") for a in (M, Minv))
     ncv, m = basis_sizes(ncv, k, n)
@@ -121,7 +119,10 @@ def eigs(
         factors = pencils.shifted(A, M, sigma, "eigs")
     of_M = [] if M is None else [operators.product_dtype(M, v0, "M")]
     v0 = v0.astype(operators.promoted(v0.dtype, *of_M, *([] if factors[1] is None else [factors[1].sigma.dtype])))
-    basis.agree(lambda: {"k": k, "which": which, "ncv": ncv, "tol": tol, "maxiter": maxiter, "left": left})
+    numbers = {"k": k, "which": which, "ncv": ncv, "tol": tol, "maxiter": maxiter, "left": left}
+    basis.agree(lambda: numbers | {"M": M, "sigma": sigma, "Minv": Minv})
+    if is_pencil:
+        in_basis, basis = operators.operator(A, n, "A"), IDENTITY
     watcher = arguments.watcher(progress)
     plan = k, which, m, left, watcher
     return _solve(plan, (in_basis, M, Minv), basis, v0, factors, limits(tol, maxiter), calls=watcher is not None)

@@ -111,8 +111,6 @@ def eigsh(
     is_pencil = M is not None or sigma is not None
     A, M = pencils.pair(A, M, sigma, Minv)
     in_basis, basis, k, v0 = eigenproblem(A, k, v0, "v0", ())
-    if is_pencil:
-        in_basis, basis = operators.operator(A, v0.shape[0], "A"), IDENTITY
     n = v0.shape[0]
     M, Minv = (None if a is None else operators.operator(a, n, "M") for a in (M, Minv))
     v0 = v0 if M is None else v0.astype(operators.promoted(v0.dtype, operators.product_dtype(M, v0, "M")))
@@ -122,7 +120,10 @@ def eigsh(
         factors = None if M is None or Minv is not None else pencils.inverse_of_mass(M), None
     else:
         factors = pencils.shifted(A, M, sigma)
-    basis.agree(lambda: {"k": k, "which": which, "ncv": ncv, "tol": tol, "maxiter": maxiter})
+    numbers = {"k": k, "which": which, "ncv": ncv, "tol": tol, "maxiter": maxiter}
+    basis.agree(lambda: numbers | {"M": M, "sigma": sigma, "Minv": Minv})
+    if is_pencil:
+        in_basis, basis = operators.operator(A, n, "A"), IDENTITY
     watcher = arguments.watcher(progress)
     plan = k, which, m, watcher
     return _solve(plan, (in_basis, M, Minv), basis, v0, factors, limits(tol, maxiter), calls=watcher is not None)

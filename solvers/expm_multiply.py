@@ -95,7 +95,8 @@ def expm_multiply(A: Any, v: Any, t: Any = 1.0, *, maxiter: int | None = None) -
         raise ValueError(f"t must be a number, or some [n_t]; got {t.dtype}{list(t.shape)}")
     kind = jnp.complex64 if jnp.iscomplexobj(t) else jnp.float32
     dtype = jnp.result_type(operators.product_dtype(A, v, "A"), v.dtype, kind)
-    v = A.basis.accept(v).astype(dtype)
+    A.basis.agree(lambda: {"v": v, "t": t, "maxiter": maxiter})
+    v = A.basis.placed(v).astype(dtype)
     t = t.astype(dtype if jnp.iscomplexobj(t) else jnp.finfo(dtype).dtype)
     return _solve(None, (A.in_basis,), A.basis, v, t, arguments.maxiter(maxiter, MAXITER))
 

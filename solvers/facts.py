@@ -58,7 +58,8 @@ class Facts:
         if is_function(A) or not isinstance(held, ScipyNames):
             self.A, self.kind, self.platform = A, "function", ""
         elif is_sharded(stored := held.T if isinstance(held, Transposed) else held):
-            over: Any = stored.range.over  # pyright: ignore[reportAttributeAccessIssue]
+            self._rows: Any = stored.range  # pyright: ignore[reportAttributeAccessIssue]
+            over = self._rows.over
             self.kind, self.devices, self.platform = "sharded", len(over.counts), over.mesh.devices.flat[0].platform
         else:
             self.kind = self.platform = device_of(held).platform
@@ -96,7 +97,7 @@ class Facts:
     def diagonal(self) -> Any:
         if self.kind != "sharded":
             return self.host.diagonal
-        d, rows = self.A.diagonal(), self.A.range
+        d, rows = self.A.diagonal(), self._rows
         return jnp.where(rows.numbers() < rows.over.starts[-1], d, 1) if rows.is_padded else d
 
     @property

@@ -202,7 +202,7 @@ def svds(
             f"k must be below {min(size)}, the shorter side of A; got {k}. For all singular values use "
             "jnp.linalg.svd of a dense array"
         )
-    A._in_bases()[1].agree(lambda: {"k": k})
+    A._in_bases()[1].agree(lambda: {"k": k, "which": which})
     tall = size[0] >= size[1]
     limiting = {"ncv": ncv, "maxiter": maxiter, "tol": tol, "progress": progress}
     if which == "SM":

@@ -9,12 +9,14 @@ from jax import Array, lax
 from jaxsparse_fmt._arguments import as_floating
 from jaxsparse_fmt._tracing import is_traced, standard_promotion
 from jaxsparse_fmt.algebra import patterns
+from jaxsparse_fmt.core.basis import agreed
 from jaxsparse_fmt.core.matrix import SparseMatrix
 from jaxsparse_fmt.core.scipy_names import ScipyNames
 from jaxsparse_fmt.core.transposed import Transposed
 
 
 @standard_promotion
+@agreed
 def constrain(A: Any, b: Any, fixed: Any, values: Any = 0.0) -> tuple[Any, Array]:
     """The system A·x = b with x[fixed] = values: of A's size and pattern, and symmetric (positive definite) if A is.
 
@@ -66,7 +68,9 @@ def constrain(A: Any, b: Any, fixed: Any, values: Any = 0.0) -> tuple[Any, Array
 
 
 def _eliminated(A: Any, free: Array, diagonal: Array, is_fixed: np.ndarray) -> Any:
-    if not isinstance(A, SparseMatrix | Transposed):  # sharded: the entries stay on their devices
+    if isinstance(A, Transposed):
+        return _eliminated(A.T, free, diagonal, is_fixed).T
+    if not isinstance(A, SparseMatrix):  # sharded: the entries stay on their devices
         return A._eliminated(free, diagonal)
     row, col = A.row_ids, A.col_ids
     _check_diagonal(row, col, is_fixed)

@@ -6,9 +6,11 @@ preconditioner works in the user's order.
 
 import contextlib
 import dataclasses
+import functools
+import inspect
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import jax.numpy as jnp
 
@@ -124,6 +126,28 @@ class Operator:
         """A context of an operation: what is raised there in one of the processes that hold the operator, all raise."""
         del operation
         return contextlib.nullcontext()
+
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+def agreed(f: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """A decorator for functions of an operator, as methods are: the processes that hold it agree on the arguments, and
+    what one of them refuses, all refuse.
+    """
+    names = [*inspect.signature(f).parameters][1:]
+
+    @functools.wraps(f)
+    def called(*args: Parameters.args, **options: Parameters.kwargs) -> Result:
+        A, *others = args
+        if not isinstance(A, Operator):
+            return f(*args, **options)
+        with A._failing_together(f.__name__.strip("_")):
+            A._agree(**dict(zip(names, others, strict=False)), **options)
+            return f(*args, **options)
+
+    return called
 
 
 @pytree

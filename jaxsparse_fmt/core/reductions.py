@@ -17,6 +17,7 @@ from jax.ops import segment_max, segment_min, segment_sum
 from jaxsparse_fmt._arguments import real_number
 from jaxsparse_fmt._dtypes import scipy_dtype, x64_enabled
 from jaxsparse_fmt._types import Array
+from jaxsparse_fmt.core.basis import agreed
 from jaxsparse_fmt.kernels.layout.address import row_pointers, when_run
 
 
@@ -45,6 +46,7 @@ class Reductions:
     sum: Any
     diagonal: Any
 
+    @agreed
     def max(self, axis: Any = None) -> Array:
         """The greatest number of each column or row, or of all; a NaN is greater than every number.
 
@@ -61,10 +63,12 @@ class Reductions:
         top = _greatest(R.data, row, *_sizes(R, row))
         return top[0] if row is None else top
 
+    @agreed
     def min(self, axis: Any = None) -> Array:
         """The least number of each column or row, or of all; as `max`."""
         return 0 - (-self).max(axis)  # not -0.0
 
+    @agreed
     def argmax(self, axis: Any = None) -> Array:
         """The first place of the greatest number: the row in each column, the column in each row; integers.
 
@@ -85,6 +89,7 @@ class Reductions:
         place = jnp.argmax(self.max(1))
         return place * cols + self.argmax(1)[place].astype(place.dtype)
 
+    @agreed
     def argmin(self, axis: Any = None) -> Array:
         """The first place of the least number; as `argmax`."""
         return (-self).argmax(axis)
@@ -99,6 +104,7 @@ class Reductions:
             raise ValueError(f"{name} along axis {axis} of a matrix of shape {self.shape} has nothing to choose from")
         return R, None if axis is None else R.row_ids
 
+    @agreed
     def mean(self, axis: Any = None) -> Array:
         """`sum(axis)`, divided by the number of places that each sum is over."""
         axis = axis_of(axis)
@@ -106,6 +112,7 @@ class Reductions:
         wide = scipy_dtype(self.dtype)  # 16 bits may not hold the sum
         return (self._each(lambda values: values.astype(wide)).sum(axis) / places).astype(self.dtype)
 
+    @agreed
     def count_nonzero(self, axis: Any = None) -> Array:
         """The number of entries that are not zero, of all or of each column or row; `nnz` counts zeros too."""
         axis = axis_of(axis)
@@ -125,13 +132,14 @@ class Reductions:
                 "the values decide how many entries are not zero, and are traced here; A.row_ids and A.col_ids are the "
                 "places of all entries"
             )
-        mask = np.asarray(self.data) != 0
-        return self.row_ids[mask], self.col_ids[mask]
+        place = jnp.flatnonzero(self.data)
+        return self.row_ids[place], self.col_ids[place]
 
     def trace(self, offset: int = 0) -> Array:
         """The sum of the diagonal `offset`, counted as in `diagonal`."""
         return self.diagonal(offset).sum()
 
+    @agreed
     def power(self, n: Any) -> Any:
         """The matrix of the n-th powers of the entries, of the same pattern. `A @ A` is a power of the matrix.
 

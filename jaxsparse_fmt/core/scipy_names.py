@@ -15,7 +15,7 @@ from jaxsparse_fmt._dtypes import check_keeps_imaginary, requested_dtype
 from jaxsparse_fmt._text import readable_bytes
 from jaxsparse_fmt._tracing import is_concrete
 from jaxsparse_fmt._types import Array
-from jaxsparse_fmt.core.basis import Operator
+from jaxsparse_fmt.core.basis import Operator, agreed
 from jaxsparse_fmt.core.reductions import Reductions, axis_of
 
 # Operations that build a matrix from matrices on one device, by name; `algebra/operations.py` fills it.
@@ -95,18 +95,18 @@ class ScipyNames(Operator):
 
     # ----------------------------------------------------------------------------------------------------- values
 
+    @agreed
     def astype(self, dtype: Any) -> Self:
         """The same matrix with values of another dtype, for example bfloat16 under a float32 vector.
 
         Raises:
           TypeError: a dtype that cannot hold the values. ValueError: 64 bits while `jax_enable_x64` is off.
         """
-        with self._failing_together("astype"):
-            dtype = requested_dtype(dtype)
-            check_keeps_imaginary(self.dtype, dtype)
-            self._agree(dtype=dtype)
+        dtype = requested_dtype(dtype)
+        check_keeps_imaginary(self.dtype, dtype)
         return self._each(lambda values: values.astype(dtype))
 
+    @agreed
     def __mul__(self, scalar: Any) -> Self:
         """A times a number. If it is not finite, stored zeros stay zero, since padding is zero."""
         if not is_number(scalar):
@@ -115,14 +115,13 @@ class ScipyNames(Operator):
                 "entry of two matrices A.multiply(B)"
             )
         scalar = number(scalar)
-        with self._failing_together("A * s"):
-            self._agree(factor=scalar)
         if not isinstance(scalar, jax.Array) and np.isfinite(scalar):
             return self._each(lambda values: values * scalar)
         return self._each(lambda values: _times(values, scalar))
 
     __rmul__ = __mul__
 
+    @agreed
     def __truediv__(self, scalar: Any) -> Self:
         if not is_number(scalar):
             raise TypeError(
@@ -206,6 +205,7 @@ class ScipyNames(Operator):
         """The product entry by entry with another matrix, or with a number."""
         return self * other if np.ndim(other) == 0 else self._combined("A.multiply(B)", other, operator.mul)
 
+    @agreed
     def sum(self, axis: Any = None) -> Array:
         """The sum of all entries, or with axis 0 of each column, [n_cols], with axis 1 of each row, [n_rows]."""
         if (axis := axis_of(axis)) == 0:
@@ -249,9 +249,12 @@ class OnOneDevice(Reductions, ScipyNames):
     with_data: Any
 
     def _repr_html_(self) -> str | None:
-        """For notebooks: sizes, format and a picture of the pattern; None, which shows `repr`, inside a trace."""
+        """For notebooks: sizes, format and a picture of the pattern; None, which shows `repr`, inside a trace, and of a
+        view of a sharded matrix.
+        """
         A = self._stored
-        if not all(isinstance(a, np.ndarray) or is_concrete(a) for a in jax.tree.leaves(A)):
+        is_known = all(isinstance(a, np.ndarray) or is_concrete(a) for a in jax.tree.leaves(A))
+        if not (isinstance(self._stored, OnOneDevice) and is_known):
             return None
         if A.values.ndim != 1 or not A._has_pattern:
             return None
@@ -346,6 +349,7 @@ class OnOneDevice(Reductions, ScipyNames):
         return OPERATORS["item"](self, index)
 
 
+@agreed
 def spmv(A: Any, x: Any, y: Any = None, alpha: Any = 1.0, beta: Any = 0.0) -> Array:
     """alpha·A·x + beta·y. If beta is 0, NaNs of y do not spread; y is then read only if beta is traced.
 
@@ -360,8 +364,6 @@ def spmv(A: Any, x: Any, y: Any = None, alpha: Any = 1.0, beta: Any = 0.0) -> Ar
       >>> np.allclose(js.spmv(A, b, b, alpha=2.0, beta=1.0), 2 * (A @ b) + b)
       True
     """
-    with A._failing_together("spmv"):
-        A._agree(alpha=alpha, beta=beta, y=y)
     product = A @ x
     alpha, beta = (a.item() if isinstance(a, np.generic) else number(a) for a in (alpha, beta))  # weak dtypes
     product = product if isinstance(alpha, (int, float)) and alpha == 1 else alpha * product

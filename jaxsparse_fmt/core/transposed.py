@@ -11,7 +11,7 @@ from jaxsparse_fmt._arguments import whole_number
 from jaxsparse_fmt._pytrees import pytree
 from jaxsparse_fmt._types import Array, Csr, CsrArrays
 from jaxsparse_fmt.core import entry_index
-from jaxsparse_fmt.core.basis import Basis
+from jaxsparse_fmt.core.basis import Basis, agreed
 from jaxsparse_fmt.core.scipy_names import OnOneDevice
 from jaxsparse_fmt.kernels.cpu import csr_operations
 
@@ -65,15 +65,29 @@ class Transposed(OnOneDevice):
     def _times_matrix(self, other: Any) -> Any:
         return type(self.A)._times_matrix(self, other)  # an operation of one device, or of several
 
+    def __getitem__(self, index: Any) -> Any:
+        return type(self.A).__getitem__(self, index)
+
     def _combined(self, *operation: Any) -> Any:
         return type(self.A)._combined(self, *operation)
 
     def _agree(self, **given: Any) -> None:
         self.A._agree(**given)
 
+    @property
+    def basis(self) -> Basis:
+        return self.A.basis
+
+    @property
+    def in_basis(self) -> "Transposed":
+        return Transposed(self.A.in_basis)
+
     def _in_bases(self) -> tuple[Any, Basis, Basis]:
         A, x_basis, y_basis = self.A._in_bases()
         return Transposed(A), y_basis, x_basis
+
+    def _partition(self, axis: Any) -> Any:
+        return self.A._partition(axis)
 
     def _failing_together(self, operation: str) -> AbstractContextManager[None]:
         return self.A._failing_together(f"{operation}, transposed")
@@ -100,6 +114,7 @@ class Transposed(OnOneDevice):
         """One number for each entry of A, in the canonical order of the transpose."""
         return entry_index.take_or_zero(a, entry_index.of_transpose(self.A).place)
 
+    @agreed
     def with_data(self, data: Any) -> "Transposed":
         """The same pattern with other entries, as `SparseMatrix.with_data`.
 

@@ -34,7 +34,7 @@ from jaxsparse_fmt._pytrees import pytree
 from jaxsparse_fmt._text import readable_bytes
 from jaxsparse_fmt._types import Csr, CsrArrays, Target
 from jaxsparse_fmt.core import entry_index, vector_passes
-from jaxsparse_fmt.core.basis import IDENTITY, Basis
+from jaxsparse_fmt.core.basis import IDENTITY, Basis, agreed
 from jaxsparse_fmt.core.matrix import SparseMatrix, build
 from jaxsparse_fmt.core.reductions import Reductions
 from jaxsparse_fmt.core.scipy_names import ScipyNames
@@ -222,12 +222,6 @@ class ShardedMatrix(ShardedAlgebra, Reductions):
         self._check_devices()
         return dataclasses.replace(self, is_entered=True), self.domain, self.range
 
-    def _begin(self, operation: str) -> None:
-        """The check of an operation that takes only the matrix; all processes agree that they call it."""
-        with self._failing_together(operation):
-            self._check_devices()
-            self._agree()
-
     def _check_devices(self) -> None:
         """Raises a ValueError if the arrays no longer lie on the devices for which the matrix was made."""
         values = self.shards.blocks[0].values
@@ -272,12 +266,13 @@ class ShardedMatrix(ShardedAlgebra, Reductions):
         return with_blocks(self, (block._with_values(f(in_context(block.values))) for block in self.shards.blocks))
 
     @property
+    @agreed
     def data(self) -> Array:
         """The entries [nnz] in canonical order of the user's rows, then columns; for `in_basis` too.
 
         Unless the number of devices divides nnz every device has all of them; see `padded`.
         """
-        self._begin("data")
+        self._check_devices()
         return entries.data(self)
 
     @property
@@ -320,6 +315,7 @@ class ShardedMatrix(ShardedAlgebra, Reductions):
 
     # ------------------------------------------------------------------------------------------------- conversions
 
+    @agreed
     def diagonal(self, k: int = 0) -> Array:
         """The main diagonal [n] of a square matrix, zero where nothing is stored.
 
@@ -329,7 +325,7 @@ class ShardedMatrix(ShardedAlgebra, Reductions):
         if k or not self._is_square:
             told = f"a sharded matrix has the main diagonal alone, and if it is square; this one is {self.shape}"
             raise ValueError(f"{told}: use A.to_scipy().diagonal({k})")
-        self._begin("diagonal")
+        self._check_devices()
         d = _diagonal(self)
         return d if self.is_entered else self.range.leave(d)
 
@@ -350,9 +346,9 @@ class ShardedMatrix(ShardedAlgebra, Reductions):
         """
         return *self._coordinates(), self.data
 
+    @agreed
     def _coordinates(self) -> tuple[Array, Array, Array]:
         self._check_users_order("coordinates")
-        self._begin("entries")
         return entries.coordinates(self)
 
     def csr_arrays(self) -> CsrArrays:
@@ -360,21 +356,23 @@ class ShardedMatrix(ShardedAlgebra, Reductions):
         row, col, _, value = self.entries()
         return CsrArrays(value, col, row_pointers(row, self.shape[0]).astype(index_dtype(self.nnz)), self.shape)
 
+    @agreed
     def todense(self, *, max_bytes: float = MAX_DENSE_BYTES) -> Array:
         """As `SparseMatrix.todense`."""
         check_dense(self.shape, self.dtype, "use A @ x", max_bytes)
         row, col, _, value = self.entries()
         return jnp.zeros(self.shape, self.dtype).at[row, col].add(value)
 
+    @agreed
     def to_scipy(self) -> Csr:
         """The matrix on the host as a canonical CSR array, in the user's order; 16-bit floats become float32.
 
         Several processes must all call this, and each receives the whole matrix.
         """
         self._check_users_order("entries")
-        self._begin("to_scipy")
         return entries.to_scipy(self)
 
+    @agreed
     def asformat(self, name: str, *, max_bytes: int | None = None, **layout: Any) -> SparseMatrix:
         """The matrix on one device, in a format of `FORMATS`, through the host."""
         return build(self.to_scipy(), name, Target(self.dtype, self.backend, max_bytes), **layout)

@@ -22,7 +22,7 @@ from jaxsparse_fmt._pytrees import pytree
 from jaxsparse_fmt._text import nearest
 from jaxsparse_fmt._tracing import standard_promotion
 from jaxsparse_fmt.core import mesh_axes
-from jaxsparse_fmt.core.basis import Basis, Operator
+from jaxsparse_fmt.core.basis import IDENTITY, Basis, Operator
 from solvers.core import structure
 from solvers.core.vectors import times
 
@@ -56,8 +56,8 @@ class Wrapped(Operator):
         return times(self.A, x)
 
 
-def operand(M: Any, r: Any, leaf: Array, ndim: int) -> Array:
-    """r in the form in which M multiplies it: [n] or [n, k], of floats or complex numbers.
+def operand(M: Any, r: Any, leaf: Array, ndim: int, order: Basis = IDENTITY) -> Array:
+    """r in the form in which M multiplies it: [n] or [n, k], of floats or complex numbers, where `order` accepts it.
 
     ValueError: another shape, or a stack of operators, whose array `leaf` has more than `ndim` dimensions.
     """
@@ -66,7 +66,7 @@ def operand(M: Any, r: Any, leaf: Array, ndim: int) -> Array:
             f"M is a stack of {' × '.join(map(str, leaf.shape[: leaf.ndim - ndim]))} preconditioners, as vmap makes "
             "them; apply it inside vmap too: jax.vmap(lambda M, r: M @ r)(M, R)"
         )
-    return as_vector(r, M, 1, f"M @ r with M of shape {M.shape} takes r")
+    return order.accept(as_vector(r, M, 1, f"M @ r with M of shape {M.shape} takes r"), r)
 
 
 def rows_scaled(d: Array, r: Array) -> Array:

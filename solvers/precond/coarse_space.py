@@ -76,7 +76,7 @@ class CoarseSpace(checks.Refreshed):
 
     @standard_promotion
     def __matmul__(self, r: Any) -> Array:
-        r = operand(self, r, self.coarse, 2)
+        r = operand(self, r, self.coarse, 2, self.order)
         slow = times(self.W, matmul(self.coarse, times(self.R, self.order.enter(r))))
         return self.M @ r + self.order.leave(slow)
 

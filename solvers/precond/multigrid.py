@@ -107,7 +107,7 @@ class Multigrid(Operator):
         Raises:
           ValueError: r has another shape.
         """
-        return _cycled(self, operand(self, r, self.coarse_inverse, 2))
+        return _cycled(self, operand(self, r, self.coarse_inverse, 2, self.order))
 
     def refreshed(self, A: Any) -> "Multigrid":
         """Multigrid of a matrix with other values, by the same R and P: no points are aggregated anew.
@@ -323,6 +323,7 @@ def _refreshed(A: Any, M: Multigrid) -> Multigrid:
         raise ValueError("M.refreshed(A) takes a matrix that is sharded as the one that M was made of")
     from solvers.precond import _sharded
 
+    A._agree(M=M)
     rows, levels, spread = _sharded.renewed(A, M)
     return _examined(*_built(A, rows, _given.OfTransfers(levels, M.symmetric), M.cycle, degree, M.dtype, None, spread))
 

@@ -77,7 +77,7 @@ class Schwarz(checks.Refreshed):
 
     @standard_promotion
     def __matmul__(self, r: Any) -> Array:
-        r = as_vector(r, self, 1, f"M @ r with M of shape {self.shape} takes r")
+        r = self.order.accept(as_vector(r, self, 1, f"M @ r with M of shape {self.shape} takes r"), r)
         return self.order.leave(self.over.each(self._piece, (self.local, self.halo), self.order.enter(r)))
 
     def _piece(self, arrays: tuple[Any, Exchange], r: Array) -> Array:

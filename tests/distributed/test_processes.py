@@ -171,7 +171,7 @@ mode | jsf.shard(S, mesh, mode=("naive", "overlap")[process])
 dtype | jsf.shard_from_rows(lambda a, b: S[a:b], 64, mesh, dtype=("float32", "float16")[process])
 dtype | jsf.shard_from_rows(lambda a, b: S[a:b].astype(("float32", "complex64")[process]), 64, mesh)
 vector | A @ (b + process)
-factor | A * (1.0 + process)
+scalar | A * (1.0 + process)
 dtype | A.T.astype(("float32", "float16")[process])
 alpha | jsf.spmv(A, b, b, alpha=process)
 backend in use | under(jsf.use_backend(("auto", "xla")[process]), lambda: A @ b)
@@ -186,7 +186,11 @@ narrow | refine(A, b, dtype=("float32", "bfloat16")[process])
 progress | cg(A, b, progress=(None, print)[process])
 M | cg(A, b, M=(None, b)[process])
 ncv | eigsh(A, 2, ncv=(20, 21)[process])
+Minv | eigsh(A, 2, M=A, Minv=(A, B)[process])
 k | svds(A, (2, 3)[process])
+which | svds(A, 2, which=("LM", "SM")[process])
+t | expm_multiply(A, b, 1.0 + process)
+maxiter | expm_multiply(A, b, maxiter=10 + process)
 damp | lsmr(A, b, damp=process)
 b | solve(A, b + process)
 method | solve(A, b, method=("auto", "cg")[process])
@@ -199,12 +203,28 @@ b | cg(A, on_device)
 A | cg((A, B)[process], b)
 operation | (A, A.T)[process] @ b
 operation | (cg, gmres)[process](A, b)
+b | gmres(A.T, b + process)
+rtol | cg(A.T, b, rtol=(1e-3, 1e-5)[process])
+b | solve(A.T, b + process)
+degree | precond.chebyshev(A.T, degree=2 + process)
 operation | (A.diagonal, A.to_scipy)[process]()
+operation | (A.max, A.min)[process]()
+n | A.power(2 + process)
+scalar | A * (2.0, b)[process]
+scalar | A / (2.0, b)[process]
+dtype | A.astype(("float32", "int8")[process])
+axis | A.sum(axis=(0, 7)[process])
+k | A.diagonal((0, 1)[process])
+max_bytes | A.todense(max_bytes=(2**30, 1)[process])
+name | A.asformat(("csr", "dense")[process])
+data | A.T.with_data(np.ones((A.nnz, 3)[process]))
+b | jsf.constrain(A, b + process, [0])
+fixed | jsf.constrain(A, b, ([0], [64])[process])
 operation | A @ b if process else A.data
 vector | A.with_data(jax.numpy.ones(A.nnz) * (1 + process))
 vector | A.scale_cols(on_device)
 vector | A.shift(on_device[0])
-factor | A * on_device[0]
+scalar | A * on_device[0]
 B | A + (A, B)[process]
 y | jsf.spmv(A, b, on_device, beta=1.0)
 M | cg(A, b, M=on_device)
@@ -215,6 +235,9 @@ x0 | lsmr(A, b, x0=on_device)
 vector | eigsh(A, 2, v0=on_device)
 W | precond.coarse_space(A, on_device[:, None])
 local | precond.schwarz(A, blocks(2 + 2 * process))
+vector | precond.schwarz(A, blocks(2)) @ (b + process)
+vector | precond.multigrid(A, max_coarse=10) @ (b + process)
+M | cycles[process].refreshed(A)
 """
 # What one process alone would refuse, by the first words of the refusal.
 REFUSED_BY_ONE = """
@@ -226,9 +249,9 @@ rtol must be a number from 0 up; got -1 | cg(A, b, rtol=(1e-6, -1)[process])
 method must be one of | solve(A, b, method=("auto", "cgs")[process])
 restart must be at least | gmres(A, b, restart=(10, 0)[process])
 A @ x with A of shape (64, 64) takes x | A @ b[: (64, 60)[process]]
-dtype int8 cannot hold | A.astype(("float32", "int8")[process])
 d has dtype <U3, which is not numeric | A.shift((1.0, "one")[process])
 A + B of sharded matrices moves no entries | A + (A, 3)[process]
+eigsh(M=) works on one device, and A is sharded | eigsh(A, 2, M=A, Minv=(B, None)[process])
 k must be below n = 64; got 64 | eigsh(A, (2, 64)[process])
 k must be below 64, the shorter side | svds(A, (3, 64)[process])
 k must be | lobpcg(A, (3, 64)[process])
@@ -240,13 +263,15 @@ starts must be 3 numbers | jsf.shard_from_rows(lambda a, b: S[a:b], 64, mesh, st
 """
 DISAGREE = """
 import functools, sys, jax, numpy as np, jaxsparse_fmt as jsf
-from solvers import Adjoint, cg, eigsh, gmres, lobpcg, lsmr, precond, refine, solve, svds
+from solvers import Adjoint, cg, eigsh, expm_multiply, gmres, lobpcg, lsmr, precond, refine, solve, svds
 from solvers.precond import _hierarchy
 process = int(sys.argv[1])
 jax.distributed.initialize(f"127.0.0.1:{sys.argv[2]}", 2, process)
 mesh, S = jax.make_mesh((2,), ("rows",)), jsf.gallery.poisson(4).tocsr()
 A, B, b = jsf.shard(S, mesh), jsf.shard(2 * S, mesh), np.ones(64)
 on_device = jax.numpy.asarray(b) * (1 + process)
+
+cycles = [precond.multigrid(A, max_coarse=m) for m in (10, 20)]
 
 def refused(f):
     try:

@@ -155,3 +155,23 @@ def test_least_squares_and_singular_values_stay_in_the_order_of_the_shards(shape
     program = jax.jit(lambda B: solvers.svds(B, 2)).lower(B).compile()
     assert not any(of["all-gather"] for of in facts(program.as_text())["loops"])
     np.testing.assert_allclose(program(B).s, np.linalg.svd(S.toarray())[1][:2], rtol=1e-10)
+
+
+def test_a_transpose_is_solved_in_the_basis_of_the_shards_also_with_padding_and_a_b_of_one_device():
+    S, b = matrix("general"), right_hand_side()
+    B, alone = on_mesh(S), jax.device_put(b, MESH.devices.flat[1])
+    loops = facts(jax.jit(lambda A, b: solvers.gmres(A.T, b).x).lower(B, b).compile().as_text())["loops"]
+    assert not any(of["all-gather"] for of in loops)
+    for of in (B, B.padded):
+        filled = jnp.pad(jnp.asarray(b), (0, of.shape[0] - N))
+        for given in (filled, alone) if of is B else (filled,):
+            sol = solvers.solve(of.T, given, rtol=1e-10)
+            assert sol.success
+            np.testing.assert_allclose(sol.x[:N], np.linalg.solve(S.toarray().T, b), rtol=0, atol=1e-7)
+
+
+def test_what_a_transpose_of_a_sharded_matrix_has_not_is_told_as_by_the_matrix():
+    B = on_mesh(matrix("general"))
+    assert B.T._repr_html_() is None
+    with pytest.raises(TypeError, match="its rows lie on several devices"):
+        B.T[0]
