@@ -119,7 +119,8 @@ def _at_times(A: Function, basis: Basis, t: Array, maxiter: Array, start: Array)
         x, end = Exponential(space)((A, t - at, maxiter, past, x))
         end = lax.stop_gradient(end)
         code = jnp.where(goes_on & is_failure(code) & (code != Status.PRECISION), code, end.code)
-        return (x, t, code, end.past), FunctionSolution(basis.leave(x), code, end.steps, end.products, end.error_norm)
+        ends = basis._shared((code, end.steps, end.products, end.error_norm))
+        return (x, t, code, end.past), FunctionSolution(basis.leave(x), *ends)
 
     first = start, jnp.zeros_like(times[0]), jnp.zeros(start.shape[1:], jnp.int32), unmoved(space, start)
     every = lax.scan(onward, mesh_axes.varying(first, start), times[order])[1]

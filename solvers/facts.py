@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxsparse_fmt._tracing import concrete, device_of, is_traced
 from jaxsparse_fmt.convert import from_dense
+from jaxsparse_fmt.core.basis import IDENTITY
 from jaxsparse_fmt.core.entry_index import index_arrays
 from jaxsparse_fmt.core.kept import Kept, lasts
 from jaxsparse_fmt.core.matrix import SparseMatrix
@@ -43,6 +44,7 @@ class Facts:
       hints: what the caller says of symmetry and definiteness; None: nothing.
       kind: "function", "sharded", or the platform.
       platform, devices: on which A lies, and on how many of it; "" for a function.
+      rows: the basis of vectors as long as A's rows, if it is sharded.
     """
 
     def __init__(self, A: Any, b: Any, tries: bool, symmetric: bool | None = None, definite: bool | None = None):
@@ -50,6 +52,7 @@ class Facts:
         self.n, self.k = arguments.unknowns(A, b), int(np.shape(b)[1]) if np.ndim(b) == 2 else 1
         self.is_known, self.is_plain = not is_traced(held), not is_traced(A, b)
         self.devices = 1
+        self.rows: Any = IDENTITY
         self.tries, self.hints = tries and self.is_known and self.k > 0, (symmetric, definite)
         if isinstance(held, jax.Array) and self.is_known:
             with concrete():
@@ -58,8 +61,8 @@ class Facts:
         if is_function(A) or not isinstance(held, ScipyNames):
             self.A, self.kind, self.platform = A, "function", ""
         elif is_sharded(stored := held.T if isinstance(held, Transposed) else held):
-            self._rows: Any = stored.range  # pyright: ignore[reportAttributeAccessIssue]
-            over = self._rows.over
+            self.rows = stored.range  # pyright: ignore[reportAttributeAccessIssue]
+            over = self.rows.over
             self.kind, self.devices, self.platform = "sharded", len(over.counts), over.mesh.devices.flat[0].platform
         else:
             self.kind = self.platform = device_of(held).platform
@@ -97,7 +100,7 @@ class Facts:
     def diagonal(self) -> Any:
         if self.kind != "sharded":
             return self.host.diagonal
-        d, rows = self.A.diagonal(), self._rows
+        d, rows = self.A.diagonal(), self.rows
         return jnp.where(rows.numbers() < rows.over.starts[-1], d, 1) if rows.is_padded else d
 
     @property
@@ -167,8 +170,9 @@ def check_finite(facts: Facts, b: Any, x0: Any) -> None:
     if facts.kind == "function" or not facts.tries:
         return
     arrays = [(a, None) for a in jax.tree.leaves(facts.A) if jnp.issubdtype(a.dtype, jnp.inexact)]
-    arrays += [(arguments.still(v), 0) for v in (b, x0) if v is not None]
-    wrong = functools.reduce(np.logical_or, [~np.asarray(jnp.all(jnp.isfinite(a), axis)) for a, axis in arrays])
+    arrays += [(facts.rows.placed(arguments.still(v)), 0) for v in (b, x0) if v is not None]
+    finite = (facts.rows._shared(jnp.all(jnp.isfinite(a), axis)) for a, axis in arrays)
+    wrong = functools.reduce(np.logical_or, [~np.asarray(flags) for flags in finite])
     if np.any(wrong):
         raise NotFinite(wrong)
 

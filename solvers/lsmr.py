@@ -137,7 +137,8 @@ def _compute(
         M = traced(lambda r: (precondition @ r).astype(dtype), unknown)
     x, end = LeastSquares(_run, options, adjoint)(System(K, M, rows, x0, lax.stop_gradient(limits)))
     norms = end.norms if options.history_length else None
-    return LeastSquaresSolution(x_basis.leave(x), end.code, end.k, length(end.r[:m]), norms, end.normal)
+    ends = b_basis._shared((end.code, end.k, length(end.r[:m]), norms, end.normal))
+    return LeastSquaresSolution(x_basis.leave(x), *ends)
 
 
 def _examples(plan: Any, b: Array) -> tuple[Any, Any, Any]:

@@ -67,6 +67,10 @@ class Basis:
         """x, a concrete vector of the user, where the basis can take it; raises an error if it cannot."""
         return x
 
+    def _shared(self, tree: Any) -> Any:
+        """Small arrays, perhaps of a number for each column, whole on every device: any process reads them."""
+        return tree
+
     def noise(self, shape: tuple[int, ...], dtype: Any) -> Array:
         """A user's vector [n] or [n, p] of `vector_passes.noise`, where `placed` would put it."""
         return vector_passes.noise(math.prod(shape), dtype).reshape(shape)

@@ -41,6 +41,7 @@ class Reductions:
     row_ids: Any
     col_ids: Any
     with_data: Any
+    _in_bases: Any
     __neg__: Any
     _each: Any
     sum: Any
@@ -132,8 +133,8 @@ class Reductions:
                 "the values decide how many entries are not zero, and are traced here; A.row_ids and A.col_ids are the "
                 "places of all entries"
             )
-        place = jnp.flatnonzero(self.data)
-        return self.row_ids[place], self.col_ids[place]
+        mask = np.asarray(self._in_bases()[2]._shared(self.data)) != 0
+        return self.row_ids[mask], self.col_ids[mask]
 
     def trace(self, offset: int = 0) -> Array:
         """The sum of the diagonal `offset`, counted as in `diagonal`."""

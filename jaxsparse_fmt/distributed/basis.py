@@ -72,6 +72,9 @@ class EnteredBasis(Basis):
         if not alone(self.over.mesh) and not in_trace():
             agree(given, self.over.mesh)
 
+    def _shared(self, tree: Any) -> Any:
+        return lax.with_sharding_constraint(tree, NamedSharding(self.over.mesh_here, PartitionSpec()))
+
     def _of_all(self, value: Any) -> list[Any]:
         return [*everyones(lambda: {jax.process_index(): value}, self.over.mesh).values()]
 

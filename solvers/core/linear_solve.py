@@ -285,7 +285,7 @@ def in_basis(
     sol = Solution(x, end.code, end.k, end.norm, norms)
     if spaces is not None:
         sol = nullspaces.shortest(sol, singular, rhs, spaces, basis, system.limits)
-    return dataclasses.replace(sol, x=basis.leave(sol.x))
+    return dataclasses.replace(basis._shared(dataclasses.replace(sol, x=None)), x=basis.leave(sol.x))
 
 
 def _narrowed(a: Any, dtype: Any) -> Any:

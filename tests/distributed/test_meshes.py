@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import jaxsparse_fmt as jsf
 from jaxsparse_fmt.core.basis import IDENTITY
-from solvers import cg, lobpcg, precond
+from solvers import Status, cg, expm_multiply, lobpcg, lsmr, precond, solve
 from tests.core.test_mesh_axes import both_ways, close, placed, solved
 from tests.distributed import programs
 from tests.distributed.problems import MESH, take
@@ -201,3 +201,13 @@ def test_two_axes_together_count_as_one(kind, monkeypatch):
     close(cg(B, X[:, 0], rtol=1e-12, one_reduction=True).x, np.linalg.solve(D, X[:, 0]), 1e-8)
     words = r"a tuple in the mesh's order: 'rows', 'batch'; got \('batch', 'rows'\)"
     assert_refused(lambda: shard(mesh, axis=both[::-1]), ValueError, words)
+
+
+def test_every_device_knows_how_the_columns_of_others_ended():
+    """Else no process could read the status where the columns lie on devices of several processes."""
+    B, sharding = shard(MESHES["auto"]), NamedSharding(MESHES["auto"], PartitionSpec(None, "batch"))
+    b, half = (jax.device_put(a, sharding) for a in (X, X * [1, np.nan]))
+    assert not b.is_fully_replicated
+    for found in (cg(B, b), lsmr(B, b), expm_multiply(B, b, -0.1)):
+        assert found.code.shape == (2,) and all(a.is_fully_replicated for a in (found.code, found.n_iterations))
+    assert solve(B, half).code.tolist() == [Status.CONVERGED, Status.NON_FINITE]
