@@ -88,7 +88,7 @@ class Distribution:
         def part(k: int) -> np.ndarray:
             for shard in a.addressable_shards:  # which hold one part each, or several
                 before = k * m - _first(shard.index)
-                if 0 <= before < shard.data.shape[0]:
+                if 0 <= before <= shard.data.shape[0] - m:
                     return np.asarray(shard.data)[before : before + m]
             raise AssertionError("a process has the parts of its devices")
 

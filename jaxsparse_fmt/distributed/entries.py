@@ -83,7 +83,7 @@ def _by_entry(A: Sharded, stored: list[Any], which: int, names: Array | None = N
 def pieces(A: Any, dtype: Any) -> Pieces:
     """The rows of each shard of this process, with entries of this dtype; all processes must call this."""
     over, nnz = A.range.over, A.data_basis.over.counts
-    arrays = _untraced(_named, A, over.mesh)
+    arrays = untraced(_named, A, over.mesh)
     row, col, value = ({k: a[: nnz[k]] for k, a in over.on_host(array).items()} for array in arrays)
 
     def rows_of(k: int) -> Csr:
@@ -110,7 +110,7 @@ def to_scipy(A: Any) -> Csr:
 
 def users_unknowns(basis: Any) -> np.ndarray:
     """[n] the user's number of each unknown, in the inner order; all processes must call this."""
-    return _joined(basis.over, _untraced(type(basis).unknowns, basis, basis.over.mesh))
+    return _joined(basis.over, untraced(type(basis).unknowns, basis, basis.over.mesh))
 
 
 def _joined(over: Distribution, a: Array) -> np.ndarray:
@@ -130,7 +130,7 @@ def inner_numbers(over: Distribution) -> Array:
     return (first + jnp.arange(over.size, dtype=first.dtype)[None]).reshape(-1)
 
 
-def _untraced(f: Any, arrays: Any, mesh: Any) -> Any:
+def untraced(f: Any, arrays: Any, mesh: Any) -> Any:
     """f(arrays), which a traced function may close over: in a thread, since shard_map is refused inside that trace."""
     if is_traced(arrays) or not in_trace():
         return f(arrays)  # of traced arrays JAX refuses to read the result, in words

@@ -10,17 +10,22 @@ V visits the next level once, W twice.
 import dataclasses
 from typing import Any, Self
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.sharding import PartitionSpec
 
 from jaxsparse_fmt._pytrees import exportable, pytree
+from jaxsparse_fmt.core import mesh_axes
 from solvers.core.operators import rows_scaled
+from solvers.core.space import HERE, norm
 from solvers.precond._spectrum import chebyshev_step
 
 # The degree of the smoother, and the lower end of the spectrum to smooth as a fraction of the upper. Of degrees 1 to 4
 # and fractions 1/30 to 1/2 these move the fewest bytes, or nearly, on 7-point Poisson and elasticity alike.
 DEGREE, FRACTION = 2, 0.15
+CHECKED = 6  # cycles whose growth warns
 
 
 @exportable
@@ -84,3 +89,21 @@ def _smoothed(level: Level, r: Array) -> tuple[Array, Array, Array]:
         z = a * z + c * rows_scaled(level.inverse_diagonal, r)
         x = x + z
     return x, z, r
+
+
+@jax.jit
+def growth(M: Any) -> Array:
+    """The factor by which I − M·A magnifies a vector after some cycles."""
+    return mesh_axes.by_xla(_grown, (M,), PartitionSpec())
+
+
+def _grown(M: Any) -> Array:
+    A = M.levels[0].A
+
+    def step(x: Array, _: None) -> tuple[Array, Array]:
+        x = x / norm(x)
+        x = x - M @ (A @ x)
+        return x, norm(x)
+
+    start = HERE.probe(jnp.zeros(M.shape[0], jnp.promote_types(M.dtype, jnp.float32)))
+    return lax.scan(step, start, length=CHECKED)[1][-1]

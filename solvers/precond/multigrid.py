@@ -23,7 +23,7 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
 from jax.sharding import PartitionSpec
 
 from jaxsparse_fmt._arguments import real_number
@@ -32,18 +32,15 @@ from jaxsparse_fmt._progress import staged
 from jaxsparse_fmt._pytrees import exportable, pytree
 from jaxsparse_fmt._text import readable_bytes
 from jaxsparse_fmt._tracing import standard_promotion
-from jaxsparse_fmt.core import mesh_axes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis, Operator
 from jaxsparse_fmt.core.transposed import Transposed
 from solvers.core import arguments
 from solvers.core.operators import operand
-from solvers.core.space import HERE, norm
 from solvers.precond import _checks as checks
 from solvers.precond import _device_hierarchy, _given, _hierarchy, _stored
-from solvers.precond._cycles import DEGREE, Level, cycled
+from solvers.precond._cycles import DEGREE, Level, cycled, growth
 from solvers.precond._rows import Rows, of_one_shard
 
-CHECKED = 6  # cycles whose growth warns
 MAX_COARSE = 500
 
 
@@ -252,16 +249,19 @@ def multigrid(
         A._check_users_order("multigrid")
         A._agree(B=B, cycle=cycle, theta=theta, degree=degree, dtype=_dtype(A, dtype), max_coarse=most)
         if A.shape[0] > most:
+            from jaxsparse_fmt.distributed.entries import untraced
             from solvers.precond import _sharded  # a tenth of a second for one device
 
-            spread, start = _sharded.Spread(A, _dtype(A, dtype)), None
-            large = _sharded.large_levels(A, B, theta, coarsest(A), spread, degree)
-            if large is not None:
+            def built(A: Any) -> tuple[Multigrid, bool]:
+                spread = _sharded.Spread(A, _dtype(A, dtype))
+                large = _sharded.large_levels(A, B, theta, coarsest(A), spread, degree)
+                if large is None:
+                    rows, near = _sharded.on_hosts(A, B)
+                    large = rows, _hierarchy.Aggregation(near, theta, coarsest(A)), None
                 rows, coarsening, start = large
-            else:
-                rows, near = _sharded.on_hosts(A, B)
-                coarsening = _hierarchy.Aggregation(near, theta, coarsest(A))
-            return _examined(*_built(A, rows, coarsening, *settings, start, spread))
+                return _built(A, rows, coarsening, *settings, start, spread)
+
+            return _examined(*untraced(built, A, A.range.over.mesh))
         if not arguments.is_addressable(A):
             raise ValueError(f"A has {A.shape[0]} rows on several processes; pass max_coarse= below that number")
     large = _device_hierarchy.serves(A, B) and _stored.large_levels(A, B, theta, coarsest(A), degree, _dtype(A, dtype))
@@ -321,11 +321,15 @@ def _refreshed(A: Any, M: Multigrid) -> Multigrid:
         return _examined(*_built(A, rows, coarsening, M.cycle, degree, M.dtype, start, None, levels))
     if not checks.is_sharded(A) or not A.domain.same(M.order):
         raise ValueError("M.refreshed(A) takes a matrix that is sharded as the one that M was made of")
+    from jaxsparse_fmt.distributed.entries import untraced
     from solvers.precond import _sharded
 
+    def built(A: Any) -> tuple[Multigrid, bool]:
+        rows, levels, spread = _sharded.renewed(A, M)
+        return _built(A, rows, _given.OfTransfers(levels, M.symmetric), M.cycle, degree, M.dtype, None, spread)
+
     A._agree(M=M)
-    rows, levels, spread = _sharded.renewed(A, M)
-    return _examined(*_built(A, rows, _given.OfTransfers(levels, M.symmetric), M.cycle, degree, M.dtype, None, spread))
+    return _examined(*untraced(built, A, A.range.over.mesh))
 
 
 def _checked(cycle: str, degree: Any) -> int:
@@ -373,7 +377,7 @@ def _built(
 
 def _examined(M: Multigrid, definite: bool, frames: int = 5) -> Multigrid:
     """M, with a warning, of the caller that many frames above, if its cycle diverges."""
-    if M.levels and not definite and (rate := float(_growth(dataclasses.replace(M, order=IDENTITY)))) > 1:
+    if M.levels and not definite and (rate := float(growth(dataclasses.replace(M, order=IDENTITY)))) > 1:
         warnings.warn(
             f"this multigrid cycle diverges: the error grows by a factor of {rate:.3g} a cycle, so that only gmres may "
             "gain from it. For an indefinite or strongly convective A use incomplete_lu, or more smoothing by degree=",
@@ -381,21 +385,3 @@ def _examined(M: Multigrid, definite: bool, frames: int = 5) -> Multigrid:
             stacklevel=frames,
         )
     return M
-
-
-@jax.jit
-def _growth(M: Multigrid) -> Array:
-    """The factor by which I − M·A magnifies a vector after some cycles."""
-    return mesh_axes.by_xla(_grown, (M,), PartitionSpec())
-
-
-def _grown(M: Multigrid) -> Array:
-    A = M.levels[0].A
-
-    def step(x: Array, _: None) -> tuple[Array, Array]:
-        x = x / norm(x)
-        x = x - M @ (A @ x)
-        return x, norm(x)
-
-    start = HERE.probe(jnp.zeros(M.shape[0], jnp.promote_types(M.dtype, jnp.float32)))
-    return lax.scan(step, start, length=CHECKED)[1][-1]

@@ -132,6 +132,10 @@ def schwarz(A: Any, local: Callable[[Any], Any] = ilu, overlap: int = 0) -> Schw
     if overlap > 1:
         raise ValueError(f"overlap must be 0 or 1; got {overlap}")
     A._agree(overlap=overlap, local=local)
+    return entries.untraced(lambda A: _of_shards(A, local, overlap), A, A.range.over.mesh)
+
+
+def _of_shards(A: Any, local: Callable[[Any], Any], overlap: int) -> Schwarz:
     over, mesh, halo = A.range.over, A.range.over.mesh, A.shards.halo if overlap else Exchange()
     blocks = _blocks(A, halo)
 

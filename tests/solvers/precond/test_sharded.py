@@ -340,3 +340,18 @@ def test_restrictions_of_an_unsymmetric_matrix_stay_too():
 def test_a_cycle_that_diverges_is_named(built):
     with pytest.warns(RuntimeWarning, match="cycle diverges"):
         precond.multigrid(built[0].shift(-2.0), max_coarse=1000)
+
+
+@pytest.mark.parametrize("maker", [lambda A: precond.multigrid(A, max_coarse=20), precond.schwarz])
+def test_a_traced_function_may_make_and_refresh_a_preconditioner_of_a_matrix_that_it_closes_over(maker):
+    S = sp.csr_array(jsf.gallery.poisson(4))
+    A, c, x = jsf.shard(S, THREE), b[:64], np.linalg.solve(S.toarray(), b[:64])
+    M = maker(A)
+    for made in (lambda: maker(A), lambda: M.refreshed(A)):
+        np.testing.assert_allclose(jax.jit(lambda c, made=made: cg(A, c, M=made(), rtol=1e-10).x)(c), x, atol=1e-8)
+
+
+def test_multigrid_of_a_diagonal_is_refreshed_though_no_entry_couples():
+    A = jsf.shard(sp.diags_array(np.arange(1.0, 65)).tocsr(), MESH)
+    M = precond.multigrid(A, max_coarse=8)
+    np.testing.assert_allclose(M.refreshed(2 * A) @ b[:64], (M @ b[:64]) / 2, rtol=1e-12)
