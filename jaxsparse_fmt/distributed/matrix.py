@@ -32,6 +32,7 @@ from jaxsparse_fmt._arguments import MAX_DENSE_BYTES, as_floating, as_vector, ch
 from jaxsparse_fmt._dtypes import index_dtype
 from jaxsparse_fmt._pytrees import pytree
 from jaxsparse_fmt._text import readable_bytes
+from jaxsparse_fmt._tracing import is_concrete
 from jaxsparse_fmt._types import Csr, CsrArrays, Target
 from jaxsparse_fmt.core import entry_index, vector_passes
 from jaxsparse_fmt.core.basis import IDENTITY, Basis, agreed
@@ -223,8 +224,10 @@ class ShardedMatrix(ShardedAlgebra, Reductions):
         return dataclasses.replace(self, is_entered=True), self.domain, self.range
 
     def _check_devices(self) -> None:
-        """Raises a ValueError if the arrays no longer lie on the devices for which the matrix was made."""
+        """Raises a ValueError if the arrays were deleted, or no longer lie on the devices of the matrix's mesh."""
         values = self.shards.blocks[0].values
+        if is_concrete(values) and values.is_deleted():  # with which programs of JAX 0.10 end the process
+            raise ValueError("the arrays of this matrix were donated or deleted; donate those of A.copy()")
         if isinstance(values, jax.Array) and not lies_on(values, self.range.over.mesh):
             where = ", ".join(sorted(map(str, values.sharding.device_set))[:4])
             raise ValueError(

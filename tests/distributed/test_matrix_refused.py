@@ -131,3 +131,13 @@ def test_the_vectors_of_gmres_are_compared_with_what_a_device_holds_of_them(tran
             monkeypatch.setattr("jaxsparse_fmt.formats.memory.is_own", lambda device: True)
         words = f"take {size} GB, and only 1 GB of memory"
         assert_refused(lambda: gmres(A, np.ones(n), restart=n), ValueError, words)
+
+
+def test_a_matrix_whose_arrays_were_donated_is_told_so_also_by_a_program_that_ran_before():
+    B, x = jsf.shard(S, MESH, format="ell"), np.ones(S.shape[1])
+    given = B.copy()
+    kept = given @ x
+    jax.jit(lambda A: A * 2, donate_argnums=0)(given)
+    for use in (lambda: given @ x, lambda: given.data, lambda: cg(given, x)):
+        assert_refused(use, ValueError, "the arrays of this matrix were donated or deleted")
+    np.testing.assert_array_equal(B @ x, kept)
