@@ -94,7 +94,7 @@ def _expanded(kind: str, data: Any, indices: Any, indptr: Any, shape: Any) -> tu
         )
     if not np.issubdtype(indptr.dtype, np.integer):
         raise TypeError(f"indptr must hold integers, got dtype {indptr.dtype}")
-    check_compressed(types.SimpleNamespace(format=kind, shape=shape, indices=indices, indptr=indptr))
+    check_compressed(types.SimpleNamespace(format=kind, shape=shape, data=data, indices=indices, indptr=indptr))
     major = np.repeat(np.arange(indptr.size - 1), np.diff(indptr))
     return data[: major.size], major, indices[: major.size], shape
 

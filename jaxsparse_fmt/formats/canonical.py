@@ -45,11 +45,11 @@ def check_compressed(S: Any) -> None:
     major, minor = S.shape if S.format != "csc" else S.shape[::-1]
     if S.format == "bsr":
         major, minor = major // S.blocksize[0], minor // S.blocksize[1]
-    ptr, idx = S.indptr, S.indices
+    ptr, idx, stored = S.indptr, S.indices, min(len(S.indices), len(S.data))
     names = ("row", "column") if S.format != "csc" else ("column", "row")
-    if len(ptr) != major + 1 or ptr[0] != 0 or ptr[-1] > len(idx) or np.any(np.diff(ptr) < 0):
+    if len(ptr) != major + 1 or ptr[0] != 0 or ptr[-1] > stored or np.any(np.diff(ptr) < 0):
         raise ValueError(
             f"the matrix has a broken {names[0]} pointer: it must hold {major + 1} numbers that rise from 0 to at most "
-            f"the {len(idx)} stored entries"
+            f"the {stored} stored entries"
         )
     building.check_range(names[1], idx[: ptr[-1]], minor)
