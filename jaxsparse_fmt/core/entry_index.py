@@ -69,7 +69,7 @@ def at_hand(*trees: Any) -> bool:
 def put(a: np.ndarray, like: Array) -> Array:
     """`a`, which nobody changes afterwards, as an array of JAX on the device of `like`; compiles nothing."""
     with concrete():
-        return jax.device_put(a, like.sharding if like.committed else None)
+        return jax.device_put(a, like.sharding if isinstance(like, jax.Array) and like.committed else None)
 
 
 def index_arrays(A: Any) -> list[Any]:

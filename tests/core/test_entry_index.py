@@ -190,3 +190,11 @@ def test_a_traced_matrix_does_not_come_to_scipy_and_the_refusal_names_the_cure(l
     for B in (A, A.T, sharded):
         with pytest.raises(ValueError, match="to_scipy needs the numbers of the matrix, which are traced here; call"):
             jax.eval_shape(lambda B: B.to_scipy(), B)
+
+
+@pytest.mark.parametrize("format", ["csr", "dia", "sell"])
+def test_has_a_matrix_in_arrays_of_numpy_its_entries(format):
+    A = jsf.from_scipy(jsf.gallery.convection_diffusion(5), format)
+    B = jax.tree.map(np.array, A)
+    np.testing.assert_array_equal(B.data, A.data)
+    np.testing.assert_array_equal(B.with_data(np.asarray(2 * A.data)).data, 2 * A.data)
