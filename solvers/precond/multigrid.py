@@ -31,7 +31,7 @@ from jaxsparse_fmt._dtypes import floating_dtype, requested_dtype
 from jaxsparse_fmt._progress import staged
 from jaxsparse_fmt._pytrees import exportable, pytree
 from jaxsparse_fmt._text import readable_bytes
-from jaxsparse_fmt._tracing import standard_promotion
+from jaxsparse_fmt._tracing import in_trace, standard_promotion
 from jaxsparse_fmt.core.basis import IDENTITY, Basis, Operator
 from jaxsparse_fmt.core.transposed import Transposed
 from solvers.core import arguments
@@ -226,7 +226,7 @@ def multigrid(
 
     Warns:
       RuntimeWarning: the cycle diverges, found by a power iteration on I − M·A. A Hermitian matrix that looked positive
-        semidefinite in the set-up is not examined: its V-cycle converges in the norm of A.
+        semidefinite in the set-up is not examined: its V-cycle converges in the norm of A. Inside jit none is.
 
     Examples:
       >>> M = js.precond.multigrid(A, max_coarse=4)
@@ -376,8 +376,10 @@ def _built(
 
 
 def _examined(M: Multigrid, definite: bool, frames: int = 5) -> Multigrid:
-    """M, with a warning, of the caller that many frames above, if its cycle diverges."""
-    if M.levels and not definite and (rate := float(growth(dataclasses.replace(M, order=IDENTITY)))) > 1:
+    """M, with a warning, of the caller that many frames above, if its cycle diverges; not inside jit."""
+    if not M.levels or definite or in_trace():
+        return M
+    if (rate := float(growth(dataclasses.replace(M, order=IDENTITY)))) > 1:
         warnings.warn(
             f"this multigrid cycle diverges: the error grows by a factor of {rate:.3g} a cycle, so that only gmres may "
             "gain from it. For an indefinite or strongly convective A use incomplete_lu, or more smoothing by degree=",

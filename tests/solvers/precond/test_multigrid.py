@@ -253,6 +253,14 @@ def test_a_diverging_cycle_warns():
     assert caught[0].filename == __file__
 
 
+def test_jit_may_close_over_a_matrix_whose_cycle_is_examined_outside_of_it():
+    A, r = jsf.from_scipy(sp.csr_array(CUBE - 2.5 * sp.eye_array(216))), random_vector(216)
+    with pytest.warns(RuntimeWarning, match="diverges"):
+        M = multigrid(A, max_coarse=20)
+    for made in (lambda: multigrid(A, max_coarse=20), lambda: M.refreshed(A)):
+        np.testing.assert_allclose(jax.jit(lambda r, made=made: made() @ r)(r), M @ r, rtol=1e-8)
+
+
 LARGE = jsf.gallery.poisson(17)
 
 

@@ -349,6 +349,8 @@ def test_a_traced_function_may_make_and_refresh_a_preconditioner_of_a_matrix_tha
     M = maker(A)
     for made in (lambda: maker(A), lambda: M.refreshed(A)):
         np.testing.assert_allclose(jax.jit(lambda c, made=made: cg(A, c, M=made(), rtol=1e-10).x)(c), x, atol=1e-8)
+    N = A.shift(-0.1)  # indefinite, whose cycle is examined outside jit
+    np.testing.assert_allclose(jax.jit(lambda c: maker(N) @ c)(c), maker(N) @ c, rtol=1e-6, atol=1e-9)
 
 
 def test_multigrid_of_a_diagonal_is_refreshed_though_no_entry_couples():
