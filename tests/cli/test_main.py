@@ -48,8 +48,7 @@ def test_solve_reaches_the_residual_asked_for_and_ends_with_the_whole_table(form
     assert fact(out, "format") == f"{format}, asked for" or (format == "auto" and "ranked first" in fact(out, "format"))
     assert fact(out, "stored").endswith(" × CSR") and "as float64" in fact(out, "stored")
     assert re.fullmatch(r"[\d.]+ [µm]?s, [\d.]+ GB/s on .+", fact(out, "product"))
-    parts = r"[\d.]+ m?s: read .+, check .+, convert .+, compile .+, solve .+"
-    assert re.fullmatch(parts, fact(out, "wall time"))
+    assert re.fullmatch(r"[\d.]+ m?s: read .+, check .+, convert .+, compile .+, solve .+", fact(out, "wall time"))
 
 
 def test_by_default_it_takes_what_suits_the_matrix_and_says_so(tmp_path, capsys):
