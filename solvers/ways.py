@@ -1,5 +1,6 @@
 """Ways to solve a system, for `solve`: the tables, and how each is gone. A way is a method with a preconditioner."""
 
+import contextlib
 import dataclasses
 import warnings
 from collections.abc import Callable, Sequence
@@ -117,7 +118,8 @@ def made(trial: Trial, facts: Facts) -> Any:
         )
     if name == "factors":
         return prepared(A, facts.tries)
-    with concrete(A), warnings.catch_warnings():
+    # Makers themselves read the arrays of shards: `shard_map` is refused in that context.
+    with contextlib.nullcontext() if facts.kind == "sharded" else concrete(A), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # of a multigrid cycle that diverges: the trial shows it
         if name.strip("|") == "jacobi" and facts.kind != "sharded" and "diagonal" in vars(facts):
             return of_diagonal(facts.diagonal if name == "jacobi" else abs(facts.diagonal), A.dtype)

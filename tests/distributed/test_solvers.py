@@ -175,3 +175,17 @@ def test_what_a_transpose_of_a_sharded_matrix_has_not_is_told_as_by_the_matrix()
     assert B.T._repr_html_() is None
     with pytest.raises(TypeError, match="its rows lie on several devices"):
         B.T[0]
+
+
+@pytest.mark.parametrize(("method", "by"), [("auto", "cg with block_jacobi"), ("cg", "cg with jacobi")])
+def test_solve_inside_jit_knows_the_shards_of_a_matrix_that_the_function_closes_over(method, by):
+    S = sp.csr_array(jsf.gallery.poisson(4))
+    A, b, chosen = jsf.shard(S, MESH), np.arange(64.0), []
+
+    def solved(b):
+        sol = solvers.solve(A, b, method=method, rtol=1e-10)
+        chosen.append(sol.method)
+        return sol.x
+
+    np.testing.assert_allclose(jax.jit(solved)(b), np.linalg.solve(S.toarray(), b), rtol=1e-7)
+    assert chosen == [by]
