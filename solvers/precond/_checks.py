@@ -108,7 +108,7 @@ def storable(A: Any, n: int, name: str) -> Any:
     return A
 
 
-def untraced(A: Any, maker: str = "multigrid") -> None:
+def refuse_traced(A: Any, maker: str = "multigrid") -> None:
     """Raises TypeError if A is traced, which decides the sizes of the arrays that the maker makes."""
     if is_traced(A):
         raise TypeError(
@@ -146,7 +146,7 @@ def host(A: Any) -> Any:
     square(A, "multigrid", 1)
     ours = isinstance(A, ScipyNames)
     if ours:
-        untraced(A)
+        refuse_traced(A)
     if not ours and not scipy.sparse.issparse(A):
         raise TypeError(f"multigrid needs a matrix of jaxsparse_fmt or scipy.sparse; got {type(A).__name__}")
     kind = np.complex128 if floating_dtype(A.dtype, "A").kind == "c" else np.float64

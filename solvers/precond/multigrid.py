@@ -245,7 +245,7 @@ def multigrid(
 
     settings = cycle, degree, dtype
     if checks.is_sharded(A):
-        checks.untraced(A)
+        checks.refuse_traced(A)
         A._check_users_order("multigrid")
         A._agree(B=B, cycle=cycle, theta=theta, degree=degree, dtype=_dtype(A, dtype), max_coarse=most)
         if A.shape[0] > most:
@@ -307,7 +307,7 @@ def multigrid_from(
 def _refreshed(A: Any, M: Multigrid) -> Multigrid:
     checks.square(A, "multigrid", 1)
     checks.renewing(M, A)
-    checks.untraced((A, M))
+    checks.refuse_traced((A, M))
     if any(isinstance(level.A, Transposed) for level in M.levels):
         raise ValueError("a transposed M cannot be refreshed; refresh M and transpose the result, M.refreshed(A).T")
     degree = len(M.levels[0].recurrence) if M.levels else DEGREE

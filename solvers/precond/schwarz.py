@@ -125,7 +125,7 @@ def schwarz(A: Any, local: Callable[[Any], Any] = ilu, overlap: int = 0) -> Schw
     if not checks.is_sharded(A):
         raise ValueError(f"schwarz takes a sharded matrix; of a {type(A).__name__} pass what `local` makes of it as M")
     A._check_users_order("Schwarz preconditioner")
-    checks.untraced(A, "schwarz")
+    checks.refuse_traced(A, "schwarz")
     if not callable(local):
         raise TypeError(f"local must make a preconditioner of a matrix, as precond.ilu does; got {local!r}")
     overlap = arguments.int_at_least(overlap, "overlap", 0)
