@@ -86,6 +86,9 @@ def test_are_names_of_other_libraries_answered_with_calls_that_exist():
     with pytest.raises(AttributeError, match="did you mean 'cg'"):
         jaxsparse.CG  # noqa: B018
     A = jaxsparse.eye(3)
+    for call in {*_elsewhere.OF_MODULES.values(), *_elsewhere.OF_MATRICES.values()}:
+        for name in re.findall(r"\bA\.(\w+)", call):
+            assert hasattr(A, name) and (hasattr(A.T, name) or name == "name")
     for thing, calls in ((A, _elsewhere.OF_MATRICES), (jaxsparse.cg(A, [1.0, 2.0, 3.0]), _elsewhere.OF_SOLUTIONS)):
         for name, call in calls.items():
             with pytest.raises(AttributeError, match=re.escape(f"has no attribute {name!r}; use {call}")):

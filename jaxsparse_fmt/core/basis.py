@@ -140,15 +140,16 @@ def agreed(f: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """A decorator for functions of an operator, as methods are: the processes that hold it agree on the arguments, and
     what one of them refuses, all refuse.
     """
-    names = [*inspect.signature(f).parameters][1:]
+    names = [*inspect.signature(f).parameters]
 
     @functools.wraps(f)
     def called(*args: Parameters.args, **options: Parameters.kwargs) -> Result:
-        A, *others = args
+        given = dict(zip(names, args, strict=False)) | options
+        A = given.pop(names[0], None)
         if not isinstance(A, Operator):
             return f(*args, **options)
         with A._failing_together(f.__name__.strip("_")):
-            A._agree(**dict(zip(names, others, strict=False)), **options)
+            A._agree(**given)
             return f(*args, **options)
 
     return called

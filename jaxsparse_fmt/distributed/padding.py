@@ -26,7 +26,7 @@ def form_of(A: SparseMatrix) -> Form:
     return sizes, {name: a.dtype for name, a in arrays.items()}
 
 
-def agreed(forms: Sequence[Form]) -> Form:
+def widest(forms: Sequence[Form]) -> Form:
     """The form to which the matrices of all these forms can be padded: the largest sizes, numbers and dtypes."""
     sizes = {
         name: max(of_one.get(name, 0) for of_one, _ in forms) for name in {n for of_one, _ in forms for n in of_one}
@@ -49,7 +49,7 @@ def alike(matrices: dict[int, SparseMatrix], mesh: Mesh) -> dict[int, SparseMatr
     names = {name for sizes, _ in forms() for name in sizes}
     first: Any = next(iter(matrices.values()))
     matrices = {k: A.with_arrays(names) for k, A in matrices.items()}
-    sizes, dtypes = form = agreed(forms())
+    sizes, dtypes = form = widest(forms())
     static = {name: n for name, n in sizes.items() if name not in dtypes and name != "tail"}
     fields = dict.fromkeys(array_fields(type(first))) | static
     return of_each(lambda k: dataclasses.replace(first, **fields | _padded(matrices[k], form)), matrices, mesh)

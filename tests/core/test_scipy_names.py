@@ -175,3 +175,12 @@ def test_products_from_both_sides_have_one_dtype(kind):
     wanted = np.float64 if kind == "float64" else np.float32
     for product in (A @ x, A.T @ y, y @ A, x @ A.T, A.matvec(x), A.rmatvec(y), jsf.spmv(A, x)):
         assert product.dtype == wanted
+
+
+def test_do_functions_of_a_matrix_take_all_arguments_by_name_and_name_themselves_in_errors():
+    A, b = jsf.from_scipy(REAL, "csr"), np.ones(REAL.shape[1])
+    assert np.array_equal(jsf.spmv(x=b, A=A), A @ b)
+    square = jsf.eye(3)
+    assert np.array_equal(jsf.constrain(A=square, b=np.ones(3), fixed=[0])[1], [0, 1, 1])
+    with pytest.raises(TypeError, match=r"astype\(\) got multiple values for argument 'dtype'"):
+        A.astype("float32", dtype="float32")

@@ -8,7 +8,7 @@ import pytest
 import scipy.sparse as sp
 
 import jaxsparse_fmt as jsf
-from jaxsparse_fmt.distributed.padding import agreed
+from jaxsparse_fmt.distributed.padding import widest
 from tests.distributed.problems import MESH
 from tests.marks import few
 
@@ -62,4 +62,4 @@ def test_stored_zeros_keep_their_place_beside_shards_without_a_pattern(format, b
 
 def test_pointers_of_64_bits_in_one_shard_widen_those_of_the_others():
     forms = [({}, {"row_ptr": np.dtype(kind)}) for kind in ("int32", "int64")]
-    assert agreed(forms)[1] == agreed(forms[::-1])[1] == {"row_ptr": np.int64}
+    assert widest(forms)[1] == widest(forms[::-1])[1] == {"row_ptr": np.int64}
