@@ -86,7 +86,7 @@ def number(a: Any) -> Any:
 
 
 def is_number(a: Any) -> bool:
-    """Whether `a` is one number of Python, NumPy or JAX, or an array of one without dimensions."""
+    """Whether `a` is a number of Python, NumPy or JAX, or an array without dimensions."""
     return np.ndim(a) == 0 and isinstance(a, (numbers.Number, np.generic, np.ndarray, jax.Array))
 
 

@@ -1,6 +1,6 @@
 """What this library keeps between calls, listed in one place: `cache_info` counts it, and `clear_caches` drops it.
 
-Under `functools.cache` is what depends on no user's data, and has an end: facts about this process, and linked kernels.
+`functools.cache` keeps what is bounded and depends on no user's data: facts about this process, and linked kernels.
 """
 
 import functools
