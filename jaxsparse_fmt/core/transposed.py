@@ -95,6 +95,9 @@ class Transposed(OnOneDevice):
     def _each(self, f: Callable[[Array], Array]) -> "Transposed":
         return Transposed(self.A._each(f))
 
+    def copy(self) -> "Transposed":
+        return Transposed(self.A.copy())
+
     @property
     def data(self) -> Array:
         """The entries [nnz] in the canonical order of the transpose: by its rows, then by its columns."""

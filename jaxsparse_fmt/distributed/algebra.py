@@ -54,6 +54,7 @@ class ShardedAlgebra(ScipyNames):
                         f"{operation} of sharded matrices moves no entries, so it takes two of the same pattern, got "
                         f"a {type(M).__name__}; combine the matrices before `shard`, as in shard(S + S.T, mesh)"
                     )
+                M._check_devices()
             self._agree(B=other.shards.blocks[0].values)
         mine, others = index_arrays(self), index_arrays(other)
         same = jax.tree.structure(self) == jax.tree.structure(other)
@@ -68,6 +69,10 @@ class ShardedAlgebra(ScipyNames):
             )
         values = zip(*(of_blocks(M, _values_of) for M in (self, other)), strict=True)
         return with_values(self, tuple(f(a, b) for a, b in values))
+
+    def copy(self) -> Any:
+        self._check_devices()
+        return super().copy()
 
     def scale_rows(self, d: Any) -> Any:
         """diag(d)·A, of the same pattern; d is [n_rows]."""

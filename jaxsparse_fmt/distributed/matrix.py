@@ -265,6 +265,7 @@ class ShardedMatrix(ShardedAlgebra, Reductions):
 
     def _each(self, f: Callable[[Array], Array]) -> Self:
         """The same matrix with f applied to the values of every block."""
+        self._check_devices()
         in_context = self.range.over.in_context
         return with_blocks(self, (block._with_values(f(in_context(block.values))) for block in self.shards.blocks))
 

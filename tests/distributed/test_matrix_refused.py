@@ -137,7 +137,10 @@ def test_a_matrix_whose_arrays_were_donated_is_told_so_also_by_a_program_that_ra
     B, x = jsf.shard(S, MESH, format="ell"), np.ones(S.shape[1])
     given = B.copy()
     kept = given @ x
+    uses = (lambda: given @ x, lambda: given.data, lambda: cg(given, x), lambda: given * 3.0, lambda: given + given)
+    uses = (*uses, lambda: given.copy(), lambda: given.T.copy())
+    assert all(use() is not None for use in uses)
     jax.jit(lambda A: A * 2, donate_argnums=0)(given)
-    for use in (lambda: given @ x, lambda: given.data, lambda: cg(given, x)):
+    for use in uses:
         assert_refused(use, ValueError, "the arrays of this matrix were donated or deleted")
     np.testing.assert_array_equal(B @ x, kept)
