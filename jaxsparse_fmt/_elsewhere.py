@@ -14,7 +14,7 @@ def _each(calls: dict[str, str]) -> dict[str, str]:
 
 OF_MODULES = _each(
     {
-        "linalg sparse": "jaxsparse itself, which has the names of scipy.sparse and its linalg",
+        "linalg sparse": "jaxsparse itself, which stands for scipy.sparse and its linalg",
         "spsolve linsolve": "jaxsparse.direct(A, b)",
         "splu lu cholesky factorize factor cho_factor": "jaxsparse.factorized(A)",
         "inv": "F = jaxsparse.factorized(A), and F @ b",
