@@ -169,6 +169,7 @@ def of_batches(small: bool) -> Iterator[Row]:
     random = sp.random_array((50, 50), density=0.1, rng=np.random.default_rng(1))
     problems = {
         "1,000 unknowns, tridiagonal": (sp.diags_array([-1, 2.1, -1], offsets=[-1, 0, 1], shape=(1000, 1000)), 1000),
+        "100 unknowns, tridiagonal": (sp.diags_array([-1, 2.1, -1], offsets=[-1, 0, 1], shape=(100, 100)), 10_000),
         "64 unknowns, 5 diagonals": (sp.diags_array([1, -4, 6.1, -4, 1], offsets=range(-2, 3), shape=(64, 64)), 2000),
         "50 unknowns, 10 % full": (random + 5 * sp.eye_array(50), 4000),
         "Poisson, 32²": (jsf.gallery.poisson(32, dim=2), 1000),
