@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import scipy
 
-from jaxsparse_fmt._arguments import as_floating, of_jax_sparse, real_number, whole_number
+from jaxsparse_fmt._arguments import as_floating, is_sparse, of_jax_sparse, real_number, whole_number
 from jaxsparse_fmt._dtypes import check_keeps_imaginary, floating_dtype, requested_dtype
 from jaxsparse_fmt._progress import staged
 from jaxsparse_fmt._tracing import concrete, device_of, is_traced
@@ -272,7 +272,7 @@ def from_dense(a: Any, format: str = "auto", dtype: Any = None, **options: Any) 
 
 def refuse_sparse(a: Any, takes: str) -> None:
     """Raises TypeError if `a` is a sparse matrix, of any library, with the function that converts it."""
-    if scipy.sparse.issparse(a) or isinstance(a, ScipyNames) or of_jax_sparse(a):
+    if is_sparse(a) or of_jax_sparse(a):
         cure = "from_bcoo" if of_jax_sparse(a) else "from_scipy"
         raise TypeError(f"{takes}, got {type(a).__name__}; use {cure} for a sparse matrix")
 

@@ -94,7 +94,7 @@ class Facts:
         if hint is not None or definite or not self.is_known:
             return bool(hint or definite)
         if self.kind == "sharded":
-            return self._of_shards(lambda: _is_self_adjoint(self.A))
+            return self._asked(lambda: _is_self_adjoint(self.A))
         return self.host.finite and self.host.symmetric
 
     @functools.cached_property
@@ -109,14 +109,12 @@ class Facts:
         """Whether A is symmetric with a positive diagonal, or definite as the caller says."""
         if self.hints[1] is not None:
             return self.hints[1]
-        if not (self.is_known and self.symmetric):
-            return False
-        if self.kind == "sharded":
-            return self._of_shards(lambda: bool((self.diagonal.real > 0).all()))
-        return bool((self.diagonal.real > 0).all())
+        return self.is_known and self.symmetric and self._asked(lambda: bool((self.diagonal.real > 0).all()))
 
-    def _of_shards(self, f: Callable[[], bool]) -> bool:
-        """f(), also inside a jit that closes over A, whose shards are known there."""
+    def _asked(self, f: Callable[[], bool]) -> bool:
+        """f(), also inside a jit that closes over a sharded A, whose shards are known there."""
+        if self.kind != "sharded":
+            return f()
         from jaxsparse_fmt.distributed.entries import untraced  # a tenth of a second for one device
 
         return untraced(lambda _: f(), self.A, self.rows.over.mesh)

@@ -10,11 +10,12 @@ import functools
 import inspect
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar, ParamSpec, TypeVar
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
 from jaxsparse_fmt._pytrees import pytree
+from jaxsparse_fmt._tracing import Parameters, Result
 from jaxsparse_fmt._types import Array
 from jaxsparse_fmt.core import vector_passes
 
@@ -130,10 +131,6 @@ class Operator:
         """A context of an operation: what is raised there in one of the processes that hold the operator, all raise."""
         del operation
         return contextlib.nullcontext()
-
-
-Parameters = ParamSpec("Parameters")
-Result = TypeVar("Result")
 
 
 def agreed(f: Callable[Parameters, Result]) -> Callable[Parameters, Result]:

@@ -6,7 +6,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,14 +18,11 @@ from jaxsparse_fmt._arguments import as_floating, is_sparse, owned, real_number,
 from jaxsparse_fmt._dtypes import floating_dtype
 from jaxsparse_fmt._progress import BAR, Reports, Watcher
 from jaxsparse_fmt._text import readable_bytes
+from jaxsparse_fmt._tracing import Parameters, Result
 from jaxsparse_fmt.core.basis import IDENTITY, Operator
 from jaxsparse_fmt.formats import memory
 from solvers.core.operators import UserFunction, is_function
 from solvers.solution import raise_lost_process
-
-Parameters = ParamSpec("Parameters")
-Result = TypeVar("Result")
-
 
 # Keywords of SciPy before version 1.14, of lineax and others, and their names here.
 ELSEWHERE = {"tol": "rtol", "max_steps": "maxiter", "max_iter": "maxiter", "y0": "x0", "verbose": "progress"}
